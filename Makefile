@@ -1,0 +1,68 @@
+# Two commands matter: `make reproduce` and `make test`. Each sets up what it needs in .venv, from the lock.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+OUT ?= results
+
+.PHONY: reproduce test format lint types pytest bench lock clean help
+
+help:
+	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
+	@echo "make test        format check, lint, types, tests"
+	@echo "make format      apply the formatter and the linter's fixes"
+	@echo "make bench       the benchmarks (installs PyTorch for the comparison)"
+	@echo "make lock        resolve the locked versions anew"
+
+reproduce: $(VENV)/.run
+	$(BIN)/largeprompt reproduce --out $(OUT)
+
+test: lint types pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --warnings
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/streaming.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "largeprompt needs Python 3.11 or newer; set PYTHON=/path/to/python3.11 (found: '$(PYTHON)')" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The package itself is installed last and without build isolation, so that every version comes from the lock.
+$(VENV)/.run: requirements/run.lock pyproject.toml | $(VENV)/bin/python
+	@echo "installing the locked versions into $(VENV) (once; a few minutes)"
+	$(PIP) install --require-hashes -r requirements/run.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.run
+	$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $@
+
+# PyTorch is pinned, not hash-locked: each platform has its own build of it.
+$(VENV)/.bench: pyproject.toml $(VENV)/.run
+	$(PIP) install torch==2.13.0
+	@touch $@
+
+lock: $(VENV)/bin/python
+	$(PIP) install uv
+	$(BIN)/uv pip compile pyproject.toml requirements/build.in $(LOCK) --output-file requirements/run.lock
+	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra dev --constraints requirements/run.lock $(LOCK) --output-file requirements/dev.lock
+
+LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade
+
+clean:
+	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache build dist

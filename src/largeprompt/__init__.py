@@ -1,0 +1,28 @@
+"""Attention as a map on measures: finite prompts, their infinite-prompt limit, and how fast one reaches the other."""
+
+from ._precision import use_float64 as use_float64
+from .attention import Head as Head
+from .attention import LinearAttention as LinearAttention
+from .attention import MultiHead as MultiHead
+from .attention import SoftmaxAttention as SoftmaxAttention
+from .attention import chain_rule as chain_rule
+from .attention import depth as depth
+from .attention import nonlinearity as nonlinearity
+from .attention import output_stderr as output_stderr
+from .attention import particles as particles
+from .attention import pushforward as pushforward
+from .attention import relative_nonlinearity as relative_nonlinearity
+from .attention import with_query as with_query
+from .measures import AbstractMeasure as AbstractMeasure
+from .measures import Affine as Affine
+from .measures import Cube as Cube
+from .measures import Empirical as Empirical
+from .measures import FromCGF as FromCGF
+from .measures import FromSampler as FromSampler
+from .measures import Gaussian as Gaussian
+from .measures import Mixture as Mixture
+from .measures import Product as Product
+from .measures import Rademacher as Rademacher
+from .measures import Sphere as Sphere
+
+__version__ = "0.1.0.dev0"

@@ -1,0 +1,134 @@
+"""What a valid input is, said once: every public constructor and function asks here before anything is traced."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from largeprompt._typing import Numbers
+
+Size = int | None
+
+
+def is_traced(x: Any) -> bool:
+    """Whether `x` has no value yet; then only its shape can be judged."""
+    return isinstance(x, Tracer)
+
+
+def array(name: str, x: Any, shape: tuple[Size, ...]) -> Array:
+    """`x` as a finite real floating-point array of the given shape (`None` = any positive size)."""
+    if not is_traced(x):
+        try:
+            x = x if isinstance(x, Array) else np.asarray(x)
+        except ValueError as error:
+            raise ValueError(f"{name} is not an array: {error}") from None
+        if x.dtype.kind not in "biuf" and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} has entries of type {x.dtype}; they must be real numbers")
+    if len(x.shape) != len(shape) or any(s is not None and s != n for n, s in zip(x.shape, shape, strict=True)):
+        wanted = ", ".join("any" if s is None else str(s) for s in shape)
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted})")
+    if 0 in x.shape:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must not be empty")
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    return finite(name, jnp.asarray(x) if floating else jnp.asarray(x, dtype=float))
+
+
+def finite(name: str, x: Array) -> Array:
+    """`x` itself, once none of its entries is NaN or infinite."""
+    if not is_traced(x) and not bool(jnp.isfinite(x).all()):
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(x)))[0])
+        where = f"[{', '.join(map(str, at))}]" if at else ""
+        raise ValueError(f"{name}{where} is {np.asarray(x)[at]}; every entry must be finite")
+    return x
+
+
+def result(name: str, x: Array) -> Array:
+    """A computed number on its way out: never NaN, never silently infinite."""
+    if not is_traced(x) and not bool(jnp.isfinite(x).all()):
+        raise ValueError(f"{name} overflows {x.dtype}; use a smaller tilt, smaller weights or a wider type")
+    return x
+
+
+def number(name: str, x: Any, *, at_least: float = -math.inf, above: float = -math.inf) -> Array:
+    """`x` as a finite real scalar within its range."""
+    x = array(name, x, ())
+    if not is_traced(x) and (x < at_least or x <= above):
+        bound = f"at least {at_least:g}" if at_least > -math.inf else f"above {above:g}"
+        raise ValueError(f"{name} is {float(x):g}; it must be {bound}")
+    return x
+
+
+def nonnegative(name: str, x: Array) -> Array:
+    """`x` itself, once none of its entries is negative."""
+    if not is_traced(x) and bool((x < 0).any()):
+        at = int(np.argmax(np.asarray(x) < 0))
+        raise ValueError(f"{name}[{at}] is {float(x[at]):g}; every entry must be at least 0")
+    return x
+
+
+def count(name: str, n: Any, *, at_least: int = 1) -> int:
+    """`n` as a whole number of at least `at_least`."""
+    whole = isinstance(n, int | np.integer) or (isinstance(n, float | np.floating) and float(n).is_integer())
+    if not whole or isinstance(n, bool):
+        raise ValueError(f"{name} is {n!r}; it must be a whole number of at least {at_least}")
+    if n < at_least:
+        raise ValueError(f"{name} is {n}; it must be at least {at_least}")
+    return int(n)
+
+
+def prompt_length(L: Any) -> int | float:
+    """A prompt length: a positive whole number or `math.inf`."""
+    if isinstance(L, float | np.floating) and math.inf == L:
+        return math.inf
+    try:
+        return count("L", L)
+    except ValueError:
+        raise ValueError(f"L is {L!r}; a prompt length is a whole number of at least 1, or math.inf") from None
+
+
+def covariance(name: str, x: Any, dim: Size = None) -> Array:
+    """`x` as a symmetric positive semi-definite matrix, symmetrised to the last bit."""
+    x = array(name, x, (dim, dim))
+    if x.shape[0] != x.shape[1]:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be square")
+    if is_traced(x):
+        return (x + x.T) / 2
+    slack = float(jnp.sqrt(jnp.finfo(x.dtype).eps)) * float(jnp.abs(x).max())
+    asymmetry = float(jnp.abs(x - x.T).max())
+    if asymmetry > slack:
+        raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
+    x = (x + x.T) / 2
+    lowest = float(jnp.linalg.eigvalsh(x)[0])
+    if lowest < -slack:
+        raise ValueError(f"{name} has the eigenvalue {lowest:.3g}; a covariance has none below 0")
+    return x
+
+
+def probabilities(name: str, w: Any, n: int) -> Array:
+    """`w` as the logarithms of `n` probabilities, normalised to the last bit."""
+    w = nonnegative(name, array(name, w, (n,)))
+    if not is_traced(w):
+        total = float(w.sum())
+        if abs(total - 1) > 10 * float(jnp.sqrt(jnp.finfo(w.dtype).eps)):
+            raise ValueError(f"{name} sums to {total:.6g}; it must sum to 1")
+    return jnp.log(w) - jnp.log(w.sum())
+
+
+def vector(name: str, x: Numbers, dim: Size = None) -> Array:
+    """`x` as a finite vector of dimension `dim`."""
+    return array(name, x, (dim,))
+
+
+def scales(name: str, x: Any) -> Array:
+    """`x` as a vector of non-negative lengths, one a coordinate; a single number is one coordinate."""
+    if not is_traced(x):
+        x = np.asarray(x)
+    return nonnegative(name, vector(name, x.reshape(1) if x.ndim == 0 else x))
+
+
+def matrix(name: str, x: Numbers, rows: Size = None, columns: Size = None) -> Array:
+    """`x` as a finite matrix of the given shape."""
+    return array(name, x, (rows, columns))

@@ -1,0 +1,174 @@
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+
+from ._attention import AbstractLayer, LinearAttention, SoftmaxAttention
+
+Kind = Literal["softmax", "linear"]
+_KINDS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
+
+
+def chain_rule(
+    dU: Float[Array, "p D D"], K: Float[Array, "k D"], Q: Float[Array, "k D"], scale: float = 1.0
+) -> tuple[Float[Array, "p k D"], Float[Array, "p k D"]]:
+    r"""From the derivatives in $U = s K^\top Q$ to those in $K$ and $Q$.
+
+    $\nabla_K T_i = s\,Q(\nabla_U T_i)^\top$ and $\nabla_Q T_i = s\,K\nabla_U T_i$. Paper: end of Section 3.
+    """
+    return scale * jnp.einsum("ka,iba->ikb", Q, dU), scale * jnp.einsum("ka,iab->ikb", K, dU)
+
+
+class HeadJacobian(eqx.Module):
+    """Derivatives of a head's output, `K[i]` being ∂T_i/∂K and so on; `O` is None where the head has none."""
+
+    K: Float[Array, "p k D"]
+    Q: Float[Array, "p k D"]
+    V: Float[Array, "p r D"]
+    O: Float[Array, "p p r"] | None
+    z: Float[Array, "p D"]
+
+
+class Head(AbstractLayer[HeadJacobian]):
+    r"""One attention head with its own matrices: $O\,T^{U,V}[\mu](z)$ with $U = s K^\top Q$.
+
+    Without `O` the output is $V m$ itself. `scale` is $s$: 1 in the paper, $1/\sqrt{D}$ in common code.
+    Paper: Section 2 (K, Q, V) and Appendix A.1 (O).
+    """
+
+    K: Float[Array, "k D"]
+    Q: Float[Array, "k D"]
+    V: Float[Array, "r D"]
+    O: Float[Array, "p r"] | None
+    scale: float = eqx.field(static=True)
+    kind: Kind = eqx.field(static=True)
+
+    def __init__(
+        self,
+        K: Numbers,
+        Q: Numbers,
+        V: Numbers,
+        O: Numbers | None = None,
+        scale: float = 1.0,
+        kind: Kind = "softmax",
+    ):
+        if kind not in _KINDS:
+            raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
+        self.K = checks.matrix("K", K)
+        self.Q = checks.matrix("Q", Q, *self.K.shape)
+        self.V = checks.matrix("V", V, None, self.K.shape[1])
+        self.O = None if O is None else checks.matrix("O", O, None, self.V.shape[0])
+        self.scale = float(checks.number("scale", scale))
+        self.kind = kind
+
+    @classmethod
+    def pytorch_default(
+        cls,
+        key: PRNGKeyArray,
+        dim: int,
+        *,
+        head_dim: int | None = None,
+        outputs: int | None = None,
+        scale: float = 1.0,
+        kind: Kind = "softmax",
+    ) -> "Head":
+        r"""Entries uniform on $\pm 1/\sqrt{\text{fan-in}}$, as `torch.nn.Linear` draws them. Paper: Appendix A.1."""
+        dim = checks.count("dim", dim)
+        inner = dim if head_dim is None else checks.count("head_dim", head_dim)
+        p = dim if outputs is None else checks.count("outputs", outputs)
+
+        def linear(key, fan_out, fan_in):
+            bound = 1 / math.sqrt(fan_in)
+            return jax.random.uniform(key, (fan_out, fan_in), minval=-bound, maxval=bound)
+
+        K, Q, V, O = jax.random.split(key, 4)
+        return cls(
+            linear(K, inner, dim),
+            linear(Q, inner, dim),
+            linear(V, inner, dim),
+            linear(O, p, inner),
+            scale,
+            kind,
+        )
+
+    @property
+    def dim(self) -> int:
+        return self.K.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        return (self.V if self.O is None else self.O).shape[0]
+
+    def merged(self) -> SoftmaxAttention | LinearAttention:
+        """The same map in its (U, V) form, U = s KᵀQ and V ← OV."""
+        V = self.V if self.O is None else self.O @ self.V
+        return _KINDS[self.kind](self.scale * self.K.T @ self.Q, V)
+
+    def _output(self, mu, z):
+        return self.merged()._output(mu, z)
+
+    def _jacobian(self, mu, z) -> HeadJacobian:
+        merged = self.merged()
+        d = merged._jacobian(mu, z)
+        dK, dQ = chain_rule(d.U, self.K, self.Q, self.scale)
+        m = merged.reading(mu, merged.U @ z)
+        if self.O is None:
+            return HeadJacobian(K=dK, Q=dQ, V=d.V, O=None, z=d.z)
+        dO = jnp.einsum("ij,k->ijk", jnp.eye(self.outputs, dtype=m.dtype), self.V @ m)
+        return HeadJacobian(K=dK, Q=dQ, V=jnp.einsum("ij,k->ijk", self.O, m), O=dO, z=d.z)
+
+
+class MultiHeadJacobian(eqx.Module):
+    """Derivatives of the summed output in each head's matrices and in the query."""
+
+    heads: tuple[HeadJacobian, ...]
+    z: Float[Array, "p D"]
+
+
+class MultiHead(AbstractLayer[MultiHeadJacobian]):
+    """Several heads on one prompt, their outputs added, as concatenation followed by one O amounts to."""
+
+    heads: tuple[Head, ...]
+
+    def __init__(self, heads: Sequence[Head]):
+        self.heads = tuple(heads)
+        shapes = [(head.dim, head.outputs) for head in self.heads]
+        if len(set(shapes)) != 1:
+            raise ValueError(
+                f"heads have (token, output) dimensions {shapes}; there must be at least one, all of one shape"
+            )
+
+    @classmethod
+    def pytorch_default(
+        cls, key: PRNGKeyArray, dim: int, heads: int, *, head_dim: int | None = None, **options
+    ) -> "MultiHead":
+        """`heads` heads of `head_dim` (by default dim / heads), each drawn as `Head.pytorch_default` draws it."""
+        heads = checks.count("heads", heads)
+        if head_dim is None:
+            if dim % heads:
+                raise ValueError(f"dim is {dim} and heads is {heads}; dim must be a multiple, or give head_dim")
+            head_dim = dim // heads
+        keys = jax.random.split(key, heads)
+        return cls([Head.pytorch_default(k, dim, head_dim=head_dim, **options) for k in keys])
+
+    @property
+    def dim(self) -> int:
+        return self.heads[0].dim
+
+    @property
+    def outputs(self) -> int:
+        return self.heads[0].outputs
+
+    def _output(self, mu, z):
+        return jnp.stack([head._output(mu, z) for head in self.heads]).sum(axis=0)
+
+    def _jacobian(self, mu, z) -> MultiHeadJacobian:
+        parts = tuple(head._jacobian(mu, z) for head in self.heads)
+        return MultiHeadJacobian(heads=parts, z=jnp.stack([part.z for part in parts]).sum(axis=0))

@@ -1,0 +1,68 @@
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
+
+from ._attention import AbstractLayer
+
+
+def _affine_map(layer: AbstractLayer, mu: Gaussian) -> tuple[Float[Array, "p D"], Float[Array, " p"]]:
+    """A and b with T[μ](z) = Az + b: on a Gaussian prompt every layer here is affine in its query."""
+    origin = jnp.zeros(layer.dim, mu.m.dtype)
+    return layer.jacobian(mu, origin).z, layer(mu, origin)
+
+
+def pushforward(layer: AbstractLayer, mu: Gaussian, nu: Gaussian | None = None) -> Gaussian:
+    r"""The law of $T[\mu](z)$ for $z\sim\nu$ (by default $\nu=\mu$), both Gaussian.
+
+    Then $T[\mu](z) = b + Az$ (softmax: $b = Vm$, $A = V\Gamma U$), and $\mathcal N(n, S)$ goes to
+    $\mathcal N(b + An, ASA^\top)$. Paper: Lemma 2.1.
+    """
+    nu = mu if nu is None else nu
+    for name, law in (("mu", mu), ("nu", nu)):
+        if not isinstance(law, Gaussian):
+            raise ValueError(
+                f"{name} is a {type(law).__name__}; only Gaussians have a pushforward in closed form "
+                "(push a sample through with particles instead)"
+            )
+    A, b = _affine_map(layer, mu)
+    return Gaussian(b + A @ nu.m, A @ nu.Gamma @ A.T)
+
+
+def depth(layers: Sequence[AbstractLayer], mu: Gaussian, *, residual: bool = False) -> list[Gaussian]:
+    r"""The laws $\mu_0,\mu_1,\dots$ of the tokens of an infinite Gaussian prompt, layer after layer.
+
+    $\mu_{k+1} = (T_k[\mu_k])_\#\mu_k$, or with `residual` the law of $z + T_k[\mu_k](z)$.
+    Paper: Lemma 2.1, applied again and again.
+    """
+    laws = [mu]
+    for k, layer in enumerate(layers):
+        _refuse_another_dimension(k, layer)
+        try:
+            A, b = _affine_map(layer, mu)
+            A = A + jnp.eye(layer.dim, dtype=A.dtype) if residual else A
+            mu = Gaussian(b + A @ mu.m, A @ mu.Gamma @ A.T)
+        except ValueError as error:
+            raise ValueError(f"layers[{k}]: {error}") from None
+        laws.append(mu)
+    return laws
+
+
+def _refuse_another_dimension(k: int, layer: AbstractLayer) -> None:
+    if layer.outputs != layer.dim:
+        raise ValueError(f"layers[{k}] sends dimension {layer.dim} to {layer.outputs}; depth needs them equal")
+
+
+def particles(
+    layers: Sequence[AbstractLayer], mu: AbstractMeasure, key: PRNGKeyArray, n: int, *, residual: bool = False
+) -> list[Empirical]:
+    """The same for any law and a prompt of `n` tokens: each layer sends every token through the prompt they form."""
+    laws = [Empirical(mu.sample(key, checks.count("n", n)))]
+    for k, layer in enumerate(layers):
+        _refuse_another_dimension(k, layer)
+        points = layer.map(laws[-1], laws[-1].points)
+        laws.append(Empirical(laws[-1].points + points if residual else points))
+    return laws

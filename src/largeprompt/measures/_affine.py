@@ -1,0 +1,48 @@
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+
+from ._measure import AbstractMeasure
+
+
+class Affine(AbstractMeasure):
+    r"""The law of $A s + b$ for $s\sim\mu$, $A$ tall or wide.
+
+    $\Lambda(\theta) = b\cdot\theta + \Lambda_\mu(A^\top\theta)$.
+    """
+
+    A: Float[Array, "D m"]
+    b: Float[Array, " D"]
+    mu: AbstractMeasure
+
+    def __init__(self, A: Numbers, b: Numbers, mu: AbstractMeasure):
+        if not isinstance(mu, AbstractMeasure):
+            raise ValueError(f"mu is a {type(mu).__name__}; it must be a measure")
+        self.A = checks.matrix("A", A, None, mu.dim)
+        self.b = checks.vector("b", b, self.A.shape[0])
+        self.mu = mu
+
+    @property
+    def dim(self) -> int:
+        return self.A.shape[0]
+
+    def _cgf(self, theta):
+        return self.b @ theta + self.mu._cgf(self.A.T @ theta)
+
+    def _tilt(self, theta):
+        return eqx.tree_at(lambda nu: nu.mu, self, self.mu._tilt(self.A.T @ theta))
+
+    def _mean(self):
+        return self.A @ self.mu._mean() + self.b
+
+    def _cov(self):
+        return self.A @ self.mu._cov() @ self.A.T
+
+    def _sample(self, key: PRNGKeyArray, n: int):
+        return self.mu._sample(key, n) @ self.A.T + self.b
+
+    def subgaussian(self):
+        return jnp.linalg.norm(self.A, 2) * self.mu.subgaussian()

@@ -1,0 +1,132 @@
+"""The Bessel functions of the sphere, stable for every order ν ≥ -1/2 and every argument κ = √q ≥ 0.
+
+Written in q = κ², in which everything is analytic, so that automatic differentiation works at 0 to any order.
+At orders of at least 24 Debye's expansion, uniform in κ, gives full precision; lower orders come down from there by
+the recurrence of the ratios, which contracts errors. The number of steps depends on ν only, so nothing branches.
+Reference: NIST Digital Library of Mathematical Functions, 10.29.1 (recurrence) and 10.41.3, 10.41.9 (Debye).
+"""
+
+import functools
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+_LOWEST_DEBYE_ORDER = 24
+_DEBYE_TERMS = 14
+
+
+@functools.cache
+def _debye_polynomials() -> tuple[tuple[float, ...], ...]:
+    """U_0, …, U_n as coefficients of p^0, p^1, …: U_{k+1} = ½p²(1-p²)U_k' + ⅛∫₀ᵖ(1-5t²)U_k dt."""
+    polynomials = [[Fraction(1)]]
+    for _ in range(_DEBYE_TERMS):
+        last = polynomials[-1]
+        following = [Fraction(0)] * (len(last) + 3)
+        for n, c in enumerate(last):
+            following[n + 1] += c * (Fraction(n, 2) + Fraction(1, 8 * (n + 1)))
+            following[n + 3] -= c * (Fraction(n, 2) + Fraction(5, 8 * (n + 3)))
+        polynomials.append(following)
+    return tuple(tuple(map(float, u)) for u in polynomials)
+
+
+@functools.cache
+def _debye_series(order: float) -> np.ndarray:
+    """Coefficients in p of Σ_k U_k(p)/ν^k."""
+    coefficients = np.zeros(3 * _DEBYE_TERMS + 1)
+    for k, u in enumerate(_debye_polynomials()):
+        coefficients[: len(u)] += np.asarray(u) / order**k
+    return coefficients
+
+
+def _top(order: float) -> tuple[float, int]:
+    """The order at which Debye's expansion is used, and how many steps lead down from it."""
+    steps = max(0, round(_LOWEST_DEBYE_ORDER - order + 0.5))
+    return order + steps, steps
+
+
+def _debye(order: float, q):
+    """At a high order: the remainder of log I (see `_log_bessel_remainder`), B (see `bessel_ratio`) and (κB)'."""
+    s = jnp.sqrt(order**2 + q)
+    series, n = _debye_series(order), np.arange(3 * _DEBYE_TERMS + 1)
+    powers = (order / s) ** n
+    value, slope, curvature = powers @ series, powers[:-1] @ (n * series)[1:], powers[:-2] @ (n * (n - 1) * series)[2:]
+    slope, curvature = slope / value, curvature / value - (slope / value) ** 2  # of the logarithm
+    remainder = (
+        -order * jnp.log1p(q / (2 * order * (s + order)))
+        - jnp.log1p(q / order**2) / 4
+        + jnp.log(value)
+        - np.log(series.sum())
+    )
+    ratio = 1 / (order + s) - 1 / (2 * s**2) - order / s**3 * slope
+    # The terms of size 1/κ in the derivative of κB cancel; here they are gone by hand.
+    climb = (
+        order / (s * (order + s))
+        + (q - order**2) / (2 * s**4)
+        + order / s**5 * slope * (3 * q - s**2)
+        + q * order**2 / s**6 * curvature
+    )
+    return remainder, ratio, climb
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _descent(order: float, q):
+    """The same three at any order, by B_ν = 1/(2(ν+1) + q B_{ν+1}) and its derivative."""
+    top, steps = _top(order)
+    remainder, ratio, climb = _debye(top, q)
+    for nu in top - 1 - np.arange(steps):
+        ratio = 1 / (2 * (nu + 1) + q * ratio)
+        remainder = remainder - jnp.log(2 * (nu + 1) * ratio)
+        climb = ratio**2 * (2 * (nu + 1) - q * climb)
+    return remainder, ratio, climb
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def bessel_ratio(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
+    r"""$B_\nu(\kappa^2) = I_{\nu+1}(\kappa) / (\kappa I_\nu(\kappa))$, differentiable in $q=\kappa^2$ to any order."""
+    return _descent(order, q)[1]
+
+
+@bessel_ratio.defjvp
+def _bessel_ratio_jvp(order, primals, tangents):
+    (q,) = primals
+    ratio = bessel_ratio(order, q)
+    # B' = ½B(B_{ν+1} - B) has no singularity at 0; past 1 the same thing as ((κB)' - B)/2q does not cancel.
+    near = ratio * (bessel_ratio(order + 1, q) - ratio) / 2
+    slope = jnp.where(q < 1, near, (_bessel_climb(order, q) - ratio) / (2 * jnp.where(q < 1, 1.0, q)))
+    return ratio, slope * tangents[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _bessel_climb(order: float, q):
+    """(κB)' = A', the derivative in κ of A = I_{ν+1}/I_ν: 1 - A² - (2ν+1)A/κ."""
+    return _descent(order, q)[2]
+
+
+@_bessel_climb.defjvp
+def _bessel_climb_jvp(order, primals, tangents):
+    (q,) = primals
+    ratio, slope = jax.value_and_grad(lambda q: bessel_ratio(order, q))(q)
+    return _bessel_climb(order, q), (-(ratio**2) - 2 * q * ratio * slope - (2 * order + 1) * slope) * tangents[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _log_bessel_remainder(order: float, q):
+    """F_ν (below) without the growth term √(ν'²+q) - ν', ν' being the order of Debye's expansion."""
+    return _descent(order, q)[0]
+
+
+@_log_bessel_remainder.defjvp
+def _log_bessel_remainder_jvp(order, primals, tangents):
+    growth_slope = 1 / (2 * jnp.sqrt(_top(order)[0] ** 2 + primals[0]))
+    return _log_bessel_remainder(order, *primals), (bessel_ratio(order, *primals) / 2 - growth_slope) * tangents[0]
+
+
+def log_bessel_increment(order: float, q: Float[Array, ""], step: Float[Array, ""]) -> Float[Array, ""]:
+    r"""$F_\nu(q+\text{step}) - F_\nu(q)$ with $F_\nu(\kappa^2) = \log[\Gamma(\nu+1)(2/\kappa)^\nu I_\nu(\kappa)]$."""
+    # F grows like √(ν'²+q): that increment is taken in closed form, not as a difference of numbers of size 1e6.
+    top = _top(order)[0]
+    growth = step / (jnp.sqrt(top**2 + q + step) + jnp.sqrt(top**2 + q))
+    return growth + _log_bessel_remainder(order, q + step) - _log_bessel_remainder(order, q)

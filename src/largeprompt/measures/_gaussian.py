@@ -1,0 +1,51 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+
+from ._measure import AbstractMeasure
+
+
+class Gaussian(AbstractMeasure):
+    r"""$\mathcal N(m, \Gamma)$ with any positive semi-definite $\Gamma$.
+
+    $\Lambda(\theta) = m\cdot\theta + \tfrac12\theta^\top\Gamma\theta$.
+
+    Paper: Lemma 2.1, whose proof is `tilt`.
+    """
+
+    m: Float[Array, " D"]
+    Gamma: Float[Array, "D D"]
+
+    def __init__(self, mean: Numbers, cov: Numbers):
+        self.m = checks.vector("mean", mean)
+        self.Gamma = checks.covariance("cov", cov, self.m.shape[0])
+
+    @property
+    def dim(self) -> int:
+        return self.m.shape[0]
+
+    def _cgf(self, theta):
+        return self.m @ theta + theta @ self.Gamma @ theta / 2
+
+    def _tilt(self, theta):
+        """Tilting moves the mean by Γθ and leaves the covariance alone."""
+        return eqx.tree_at(lambda mu: mu.m, self, self.m + self.Gamma @ theta)
+
+    def _mean(self):
+        return self.m
+
+    def _cov(self):
+        return self.Gamma
+
+    def _sample(self, key: PRNGKeyArray, n: int):
+        # A symmetric root, not a Cholesky factor: Γ may be singular.
+        values, vectors = jnp.linalg.eigh(self.Gamma)
+        root = vectors * jnp.sqrt(jnp.maximum(values, 0))
+        return self.m + jax.random.normal(key, (n, self.dim), self.m.dtype) @ root.T
+
+    def subgaussian(self):
+        return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(self.Gamma)[-1], 0))

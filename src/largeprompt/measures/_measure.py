@@ -1,0 +1,77 @@
+import abc
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import VectorLike
+
+
+class AbstractMeasure(eqx.Module):
+    r"""A probability measure on tokens, seen through its cumulant generating function.
+
+    $$\Lambda_\mu(\theta) = \log \int e^{\langle\theta, z\rangle}\,d\mu(z), \qquad
+      d\mu_\theta \propto e^{\langle\theta, z\rangle}\,d\mu .$$
+
+    Every measure obeys $\Lambda(0)=0$, $\nabla\Lambda(\theta) = \mathrm{mean}(\mu_\theta)$,
+    $\nabla^2\Lambda(\theta) = \mathrm{cov}(\mu_\theta)$ and $(\mu_\theta)_\eta = \mu_{\theta+\eta}$.
+    A subclass says what its `_cgf`, `_tilt`, `_mean` and `_cov` are; the public methods check what goes in and out.
+    """
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Dimension of a token."""
+
+    @abc.abstractmethod
+    def _cgf(self, theta: Float[Array, " D"]) -> Float[Array, ""]: ...
+
+    @abc.abstractmethod
+    def _tilt(self, theta: Float[Array, " D"]) -> "AbstractMeasure": ...
+
+    @abc.abstractmethod
+    def _mean(self) -> Float[Array, " D"]: ...
+
+    @abc.abstractmethod
+    def _cov(self) -> Float[Array, "D D"]: ...
+
+    @abc.abstractmethod
+    def _sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n D"]: ...
+
+    @abc.abstractmethod
+    def subgaussian(self) -> Float[Array, ""]:
+        r"""A $\sigma$ with $\log E\,e^{\langle\theta, z-Ez\rangle} \le \sigma^2\|\theta\|^2/2$ for every $\theta$."""
+
+    def cgf(self, theta: VectorLike) -> Float[Array, ""]:
+        r"""The cumulant generating function $\Lambda_\mu(\theta)$."""
+        return checks.result("cgf(theta)", self._cgf(checks.vector("theta", theta, self.dim)))
+
+    def tilt(self, theta: VectorLike) -> "AbstractMeasure":
+        r"""The tilted measure $\mu_\theta \propto e^{\langle\theta, z\rangle}\mu$, a measure again."""
+        return self._tilt(checks.vector("theta", theta, self.dim))
+
+    def mean(self) -> Float[Array, " D"]:
+        r"""$\int z\,d\mu(z)$."""
+        return checks.result("the mean", self._mean())
+
+    def cov(self) -> Float[Array, "D D"]:
+        r"""$\int (z-Ez)(z-Ez)^\top d\mu(z)$."""
+        return checks.result("the covariance", self._cov())
+
+    def second_moment(self) -> Float[Array, "D D"]:
+        r"""$\int z z^\top d\mu(z)$, all that linear attention sees."""
+        m = self.mean()
+        return checks.result("the second moment", self.cov() + jnp.outer(m, m))
+
+    def sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n D"]:
+        """`n` independent tokens."""
+        return self._sample(key, checks.count("n", n))
+
+    def prompt(self, key: PRNGKeyArray, L: int | float) -> "AbstractMeasure":
+        """A prompt of `L` independent tokens as a measure: their empirical measure, or for `L = inf` this measure."""
+        from ._empirical import Empirical
+
+        L = checks.prompt_length(L)
+        return self if math.inf == L else Empirical(self.sample(key, int(L)))

@@ -1,0 +1,104 @@
+import functools
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+
+from ._bessel import bessel_ratio, log_bessel_increment
+from ._measure import AbstractMeasure
+
+
+class Sphere(AbstractMeasure):
+    r"""Uniform on the sphere of radius $\rho$ in $\mathbb R^D$; its tilts are the von Mises-Fisher laws.
+
+    With $\kappa = \rho\|\theta\|$ and $\nu = D/2-1$: $\Lambda(\theta) = \log[\Gamma(D/2)(2/\kappa)^\nu I_\nu(\kappa)]$,
+    $\nabla\Lambda = \rho^2 B(\kappa^2)\theta$ with $B(\kappa^2) = I_{\nu+1}(\kappa)/(\kappa I_\nu(\kappa))$, and
+    $\nabla^2\Lambda = \rho^2 B I + 2\rho^4 B'\theta\theta^\top$.
+    """
+
+    rho: Float[Array, ""]
+    theta: Float[Array, " D"]
+
+    def __init__(self, radius: Numbers, dim: int):
+        self.rho = checks.number("radius", radius, at_least=0)
+        self.theta = jnp.zeros(checks.count("dim", dim), self.rho.dtype)
+
+    @property
+    def dim(self) -> int:
+        return self.theta.shape[0]
+
+    @property
+    def _order(self) -> float:
+        return self.dim / 2 - 1
+
+    def _q(self):
+        return self.rho**2 * (self.theta @ self.theta)
+
+    def _cgf(self, theta):
+        step = self.rho**2 * (2 * self.theta + theta) @ theta
+        return log_bessel_increment(self._order, self._q(), step)
+
+    def _tilt(self, theta):
+        tilted = eqx.tree_at(lambda mu: mu.theta, self, self.theta + theta)
+        checks.result("the tilt of a sphere", tilted._q())
+        return tilted
+
+    def _mean(self):
+        return self.rho**2 * bessel_ratio(self._order, self._q()) * self.theta
+
+    def _cov(self):
+        # In q = κ², where the ratio is analytic: smooth at 0, unlike the form with the unit vector of θ.
+        ratio, slope = jax.value_and_grad(lambda q: bessel_ratio(self._order, q))(self._q())
+        around = jnp.eye(self.dim, dtype=self.theta.dtype) * ratio
+        return self.rho**2 * (around + 2 * self.rho**2 * slope * jnp.outer(self.theta, self.theta))
+
+    def _sample(self, key: PRNGKeyArray, n: int):
+        kappa = self.rho * jnp.linalg.norm(self.theta)
+        pole = jnp.zeros(self.dim, self.theta.dtype).at[0].set(1)
+        pole = jnp.where(kappa == 0, pole, self.theta / jnp.where(kappa == 0, 1.0, jnp.linalg.norm(self.theta)))
+        if self.dim == 1:
+            up = jax.random.uniform(key, (n, 1), pole.dtype) < jax.nn.sigmoid(2 * kappa)
+            return self.rho * jnp.where(up, pole, -pole)
+        height_key, turn_key = jax.random.split(key)
+        drop = _drops(height_key, kappa, self.dim, n)
+        turn = jax.random.normal(turn_key, (n, self.dim), pole.dtype)
+        turn = turn - jnp.outer(turn @ pole, pole)
+        turn = turn / jnp.linalg.norm(turn, axis=1, keepdims=True)
+        return self.rho * ((1 - drop)[:, None] * pole + jnp.sqrt(drop * (2 - drop))[:, None] * turn)
+
+    def subgaussian(self):
+        """σ² = ρ²/D: both eigenvalues of the Hessian of Λ are largest at 0, whatever the tilt."""
+        return self.rho / math.sqrt(self.dim)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _drops(key: PRNGKeyArray, kappa: Float[Array, ""], dim: int, n: int) -> Float[Array, " n"]:
+    """1 - ⟨z, pole⟩ for von Mises-Fisher z on the unit sphere, by Wood's rejection (1994).
+
+    Written for the drop below the pole, not for the height: the drop is of size 1/κ and must keep its digits.
+    """
+    m = dim - 1.0
+    b = m / (2 * kappa + jnp.hypot(2 * kappa, m))
+    x0 = (1 - b) / (1 + b)
+
+    def propose(state):
+        key, drop, accepted = state
+        key, beta_key, accept_key = jax.random.split(key, 3)
+        # Beta(m/2, m/2) from two uniforms (Ulrich 1984; Devroye 1986, IX.3), exact, without a gamma generator
+        u, v = jax.random.uniform(beta_key, (2, n), kappa.dtype)
+        radius = jnp.sqrt(-jnp.expm1(2 / (m - 1) * jnp.log(u))) if m > 1 else 1.0
+        beta = (1 + radius * jnp.cos(2 * jnp.pi * v)) / 2
+        proposal = 2 * b * beta / (1 - (1 - b) * beta)
+        # log of the density ratio, with 1 - x0·height and 1 - x0² written without cancellation
+        from_pole = 2 * b / (1 + b) + x0 * proposal
+        log_ratio = kappa * (2 * b / (1 + b) - proposal) + m * jnp.log(from_pole * (1 + b) ** 2 / (4 * b))
+        fits = log_ratio >= jnp.log(jax.random.uniform(accept_key, (n,), kappa.dtype))
+        return key, jnp.where(accepted, drop, proposal), accepted | fits
+
+    start = (key, jnp.zeros(n, kappa.dtype), jnp.zeros(n, bool))
+    return jax.lax.while_loop(lambda state: ~state[2].all(), propose, start)[1]

@@ -1,0 +1,219 @@
+"""Log-mass, mean and covariance of tilted tokens, streamed: extra memory is one tile of scores, whatever the lengths.
+
+`jax.vmap` over tilts goes to one kernel for all of them (`custom_vmap`), so a batch of queries is blocked too.
+Derivatives in the tilt are those that the moments are to each other (Λ' = mean, mean' = cov) and stream as well.
+Where an input itself is as large as the scores (tokens that are differentiated or batched), nothing is gained by
+streaming and the direct form is used.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+
+from ._exponential import exponential
+
+DIRECT = 256  # tokens up to which the direct form always serves
+CHUNK = 2**17  # tokens taken at once for one tilt
+TILE = 2**20  # scores held at once for many: large enough for two cores, small enough for their caches
+BLOCK = 1024  # tilts taken at once
+
+
+def _scores(points, log_weights, theta):
+    scores = points @ theta
+    return scores if log_weights is None else scores + log_weights
+
+
+# The direct form: scores of all tokens at once.
+
+
+def _direct_log_mass(points, log_weights, theta):
+    return jax.nn.logsumexp(_scores(points, log_weights, theta))
+
+
+def _direct_mean(points, log_weights, theta):
+    return jax.nn.softmax(_scores(points, log_weights, theta)) @ points
+
+
+def _direct_cov(points, log_weights, theta):
+    masses = jax.nn.softmax(_scores(points, log_weights, theta))
+    centred = points - masses @ points
+    return (masses[:, None] * centred).T @ centred
+
+
+# The streamed form, for many tilts at once: thetas has shape (n, D).
+
+
+def _chunked(points, log_weights, chunk):
+    """How many whole chunks follow a shorter head, the head's size, and a reader of (tokens, log-weights)."""
+    L = points.shape[0]
+    whole = (L - 1) // chunk
+    head = L - whole * chunk
+
+    def read(start, size):
+        tokens = jax.lax.dynamic_slice_in_dim(points, start, size)
+        return tokens, None if log_weights is None else jax.lax.dynamic_slice_in_dim(log_weights, start, size)
+
+    return whole, head, read
+
+
+def _fold(whole, step, carry):
+    """A loop whose body is not even traced when there is no whole chunk."""
+    return jax.lax.fori_loop(0, whole, step, carry) if whole else carry
+
+
+def _streamed_sums(points, log_weights, thetas):
+    """Σ_l e^{s_l - M} z_l, Σ_l e^{s_l - M} and the shift M, for each tilt."""
+    n = thetas.shape[0]
+    chunk = min(CHUNK, max(512, TILE // n // 64 * 64))
+    whole, head, read = _chunked(points, log_weights, chunk)
+
+    def scores(start, size):
+        tokens, weights = read(start, size)
+        s = thetas @ tokens.T
+        return tokens, s if weights is None else s + weights
+
+    def sums(tokens, s, shift):
+        masses = exponential(s - shift[:, None])
+        return masses @ tokens, masses.sum(axis=1)
+
+    def step(i, carry):
+        first, total, shift = carry
+        tokens, s = scores(head + i * chunk, chunk)
+        # A shift met earlier nearly always serves: no pass over the scores for their maximum.
+        more_first, more_total = sums(tokens, s, shift)
+
+        def with_a_new_shift():
+            higher = jnp.maximum(shift, s.max(axis=1))
+            rescale = jnp.exp(shift - higher)
+            more_first, more_total = sums(tokens, s, higher)
+            return first * rescale[:, None] + more_first, total * rescale + more_total, higher
+
+        safe = jnp.all(more_total < 2.0**40)
+        return jax.lax.cond(safe, lambda: (first + more_first, total + more_total, shift), with_a_new_shift)
+
+    tokens, s = scores(0, head)
+    shift = s.max(axis=1)
+    return _fold(whole, step, (*sums(tokens, s, shift), shift))
+
+
+def _in_blocks(f, thetas):
+    n = thetas.shape[0]
+    if n <= BLOCK:
+        return f(thetas)
+    blocks = -(-n // BLOCK)
+    padded = jnp.zeros((blocks * BLOCK, thetas.shape[1]), thetas.dtype).at[:n].set(thetas)
+    out = jax.lax.map(f, padded.reshape(blocks, BLOCK, -1))
+    return out.reshape(blocks * BLOCK, *out.shape[2:])[:n]
+
+
+def _streamed_log_mass(points, log_weights, thetas):
+    def block(thetas):
+        _, total, shift = _streamed_sums(points, log_weights, thetas)
+        return shift + jnp.log(total)
+
+    return _in_blocks(block, thetas)
+
+
+def _streamed_mean(points, log_weights, thetas):
+    def block(thetas):
+        first, total, _ = _streamed_sums(points, log_weights, thetas)
+        return first / total[:, None]
+
+    return _in_blocks(block, thetas)
+
+
+def _streamed_cov(points, log_weights, thetas):
+    """A second pass, about each tilt's own mean: about a common centre a far tilt would cancel."""
+    whole, head, read = _chunked(points, log_weights, CHUNK)
+
+    def one(theta):
+        log_mass, mean = tilted_log_mass(points, log_weights, theta), tilted_mean(points, log_weights, theta)
+
+        @functools.partial(jax.checkpoint, static_argnums=(1,))
+        def part(start, size):
+            tokens, weights = read(start, size)
+            masses = exponential(_scores(tokens, weights, theta) - log_mass)
+            centred = tokens - mean
+            return (masses[:, None] * centred).T @ centred
+
+        return _fold(whole, lambda i, C: C + part(head + i * CHUNK, CHUNK), part(0, head))
+
+    return jax.lax.map(one, thetas)
+
+
+# The two forms as one function of (points, log_weights, theta).
+
+
+def _batched(direct, streamed):
+    """`streamed` under a vmap over theta, however nested; `direct` where few scores, or batched tokens, allow it."""
+
+    def vmappable(one_level, more_levels):
+        """`one_level` with the rule that a vmap over theta alone becomes `more_levels`."""
+        f = custom_vmap(one_level)
+
+        @f.def_vmap
+        def _(size, batched, points, log_weights, theta):
+            if any(jax.tree.leaves(batched[:2])):
+                axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
+                plain = direct if theta.ndim == 1 + batched[2] else jax.vmap(direct, in_axes=(None, None, 0))
+                return jax.vmap(plain, in_axes=axes)(points, log_weights, theta), True
+            if not batched[2]:
+                return one_level(points, log_weights, theta), False
+            return more_levels(points, log_weights, theta), True
+
+        return f
+
+    def flattened(points, log_weights, thetas):
+        out = many(points, log_weights, thetas.reshape(-1, thetas.shape[-1]))
+        return out.reshape(*thetas.shape[:-1], *out.shape[1:])
+
+    def all_at_once(points, log_weights, thetas):
+        if thetas.shape[0] * points.shape[0] <= TILE:
+            return jax.vmap(direct, in_axes=(None, None, 0))(points, log_weights, thetas)
+        return streamed(points, log_weights, thetas)
+
+    def one(points, log_weights, theta):
+        if points.shape[0] <= CHUNK:
+            return direct(points, log_weights, theta)
+        return streamed(points, log_weights, theta[None])[0]
+
+    many = vmappable(all_at_once, flattened)
+    return vmappable(one, many)
+
+
+def _moment(direct, streamed, slope):
+    """A moment with its derivative in theta; `slope(points, log_weights, theta, tangent)` gives that."""
+    value = _batched(direct, streamed)
+    wrapped = jax.custom_jvp(lambda points, log_weights, theta: value(points, log_weights, theta))
+
+    def rule(primals, tangents):
+        is_zero = lambda t: isinstance(t, SymbolicZero)  # noqa: E731
+        zeros = [is_zero(t) for t in jax.tree.leaves(tangents[:2], is_leaf=is_zero)]
+        if not all(zeros):
+            full = jax.tree.map(
+                lambda t: jnp.zeros(t.aval.shape, t.aval.dtype) if is_zero(t) else t, tangents, is_leaf=is_zero
+            )
+            return jax.jvp(direct, primals, full)
+        out = wrapped(*primals)
+        return out, jnp.zeros_like(out) if is_zero(tangents[2]) else slope(*primals, tangents[2])
+
+    wrapped.defjvp(rule, symbolic_zeros=True)
+
+    def moment(points, log_weights, theta):
+        return (direct if points.shape[0] <= DIRECT else wrapped)(points, log_weights, theta)
+
+    return jax.jit(moment)
+
+
+tilted_cov = _moment(
+    _direct_cov,
+    _streamed_cov,
+    lambda points, log_weights, theta, tangent: jax.jvp(
+        lambda t: _streamed_cov(points, log_weights, t[None])[0], (theta,), (tangent,)
+    )[1],
+)
+tilted_mean = _moment(_direct_mean, _streamed_mean, lambda *args: tilted_cov(*args[:3]) @ args[3])
+tilted_log_mass = _moment(_direct_log_mass, _streamed_log_mass, lambda *args: tilted_mean(*args[:3]) @ args[3])

@@ -1,0 +1,1 @@
+"""The executable paper: settings, figures, errata."""

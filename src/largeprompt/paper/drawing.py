@@ -1,0 +1,54 @@
+"""The house style of figures, and how a dataset of deviations is drawn."""
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "D", "^", "v", "P")
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "legend.fontsize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.markersize": 4,
+    "svg.hashsalt": "largeprompt",  # the same data give the same file
+}
+TITLES = {
+    "output": r"output  $T[\hat\mu_L]$",
+    "V": r"gradient  $\nabla_V T[\hat\mu_L]$",
+    "U": r"gradient  $\nabla_U T[\hat\mu_L]$",
+}
+
+
+def convergence(data: xr.Dataset) -> Figure:
+    """One panel a quantity: measured points with error bars, and the predicted 1/L line through none of them by fit."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 2.7), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, data.sizes["quantity"])
+        for panel, quantity in zip(np.atleast_1d(panels), data.quantity.values, strict=True):
+            for law, colour, marker in zip(data.law.values, COLOURS, MARKERS, strict=False):
+                curve = data.sel(law=law, quantity=quantity)
+                panel.plot(data.L, curve.predicted, color=colour, linewidth=1)
+                panel.errorbar(
+                    data.L,
+                    curve.mean_square,
+                    yerr=2 * curve.stderr,
+                    fmt=marker,
+                    color=colour,
+                    elinewidth=0.8,
+                    markerfacecolor="white",
+                    label=str(law),
+                )
+            panel.set(xscale="log", yscale="log", xlabel="prompt length $L$", title=TITLES[str(quantity)])
+            panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
+        np.atleast_1d(panels)[0].set_ylabel("mean squared deviation\nfrom the infinite prompt")
+        np.atleast_1d(panels)[0].legend(
+            title="points: measured (±2 s.e.)\nlines: predicted $c/L$", title_fontsize=6.5, frameon=False
+        )
+    return figure

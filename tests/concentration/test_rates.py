@@ -1,0 +1,99 @@
+"""The 1/L laws against brute force, closed forms and measured deviations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import catalogue
+import largeprompt as lp
+from largeprompt.concentration import deviation, output_bias, output_covariance, rates
+from largeprompt.concentration._asymptotics import _fourth
+from significance import assert_close_in_sigmas, assert_mean_is
+
+D = 3
+ATTENTION = lp.SoftmaxAttention(0.3 * catalogue.matrix(0, D, D), catalogue.matrix(1, 2, D))
+z = catalogue.matrix(2, D)
+SMOOTH = {
+    name: mu
+    for name, mu in catalogue.MEASURES.items()
+    if mu.dim == D and not isinstance(mu, lp.FromCGF | lp.FromSampler) and name != "empirical, one token"
+}
+each_law = pytest.mark.parametrize("mu", SMOOTH.values(), ids=SMOOTH.keys())
+
+
+@each_law
+def test_the_fourth_moment_is_that_of_samples(mu):
+    """Against the sum over the tokens of a large sample; exactly, where the law is itself a finite prompt."""
+    b, W = 0.3 * catalogue.matrix(3, D), catalogue.covariance(4, D)
+    ours = float(_fourth(mu, jnp.asarray(b), jnp.asarray(W)))
+    exact = isinstance(mu, lp.Empirical)
+    y = np.asarray(mu.points if exact else mu.sample(jax.random.key(5), 200_000)) - np.asarray(mu.mean()) + b
+    values = np.sum(y**2, axis=1) * np.einsum("ni,ij,nj->n", y, W, y)
+    if exact:
+        np.testing.assert_allclose(ours, np.exp(mu.log_masses()) @ values, rtol=1e-9)
+    else:
+        assert_mean_is(values, ours)
+
+
+def test_gaussian_rates_are_the_closed_forms():
+    """e^ν(a + b²) for the output and ‖z‖²e^ν[(a+b²)(‖Γu‖²+trΓ)+‖Γv‖²+2b uᵀΓ²v] for ∇_U, ν = uᵀΓu, one output v."""
+    Gamma = catalogue.covariance(6, D)
+    v, U = catalogue.matrix(7, D), np.asarray(ATTENTION.U)
+    u = U @ z
+    nu, a, b = u @ Gamma @ u, v @ Gamma @ v, v @ Gamma @ u
+    one = lp.SoftmaxAttention(U, v[None])
+    for m in (np.zeros(D), catalogue.matrix(8, D)):
+        constants = rates(one, lp.Gaussian(m, Gamma), z)
+        np.testing.assert_allclose(constants.output, np.exp(nu) * (a + b**2), rtol=1e-12)
+        bracket = (a + b**2) * (u @ Gamma @ Gamma @ u + np.trace(Gamma)) + v @ Gamma @ Gamma @ v
+        bracket += 2 * b * u @ Gamma @ Gamma @ v
+        np.testing.assert_allclose(constants.U, z @ z * np.exp(nu) * bracket, rtol=1e-10)
+        np.testing.assert_allclose(constants.V, np.exp(nu) * (np.trace(Gamma) + u @ Gamma @ Gamma @ u), rtol=1e-12)
+
+
+@each_law
+def test_measured_deviations_are_the_rate_over_the_length(mu):
+    L, replicates = 4000, 400
+    measured = deviation(ATTENTION, mu, z[None], L, jax.random.key(9), replicates)
+    predicted = rates(ATTENTION, mu, z)
+    for name in ("output", "V", "U"):
+        constant = float(getattr(predicted, name))
+        # the next order, measured to be below 40/L of the first for these laws
+        stderr = np.hypot(L * float(getattr(measured, f"{name}_stderr")), 40 / L * constant / 5)
+        assert_close_in_sigmas(L * getattr(measured, name), constant, stderr)
+
+
+def test_the_covariance_and_bias_of_the_output_are_predicted_for_a_skewed_law():
+    mu = lp.Mixture([0.2, 0.8], [lp.Cube([2.0, 0.5, 1.0]), lp.Gaussian(np.ones(D), np.eye(D) / 4)])
+    L, n = 500, 20_000
+
+    def output(key):
+        return ATTENTION._output(lp.Empirical(mu._sample(key, L)), jnp.asarray(z)) - ATTENTION._output(
+            mu, jnp.asarray(z)
+        )
+
+    errors = np.asarray(
+        jax.jit(lambda keys: jax.lax.map(output, keys, batch_size=200))(jax.random.split(jax.random.key(10), n))
+    )
+    covariance, bias = output_covariance(ATTENTION, mu, z), output_bias(ATTENTION, mu, z)
+    products = L * np.einsum("ni,nj->nij", errors, errors)
+    # the next order, again below 40/L of the first
+    assert_mean_is(products, covariance, 40 / L * np.abs(covariance).max() / 5)
+    assert_mean_is(L * errors, bias, 40 / L * np.abs(bias).max() / 5)
+    np.testing.assert_allclose(np.trace(covariance), rates(ATTENTION, mu, z).output, rtol=1e-12)
+    # the bias itself is seen, not only allowed for
+    stderr = L * errors.std(axis=0) / np.sqrt(n)
+    assert np.max(np.abs(bias) / stderr) > 5
+
+
+def test_output_error_decays_as_one_over_length():
+    mu = lp.Rademacher(np.ones(D))
+    queries = catalogue.matrix(11, 8, D)
+    lengths = np.array([300, 1000, 3000, 10_000])
+    squares = [
+        float(deviation(ATTENTION, mu, queries, int(L), key, 200).output)
+        for L, key in zip(lengths, jax.random.split(jax.random.key(12), 4), strict=True)
+    ]
+    slope = np.polyfit(np.log(lengths), np.log(squares), 1)[0]
+    assert abs(slope + 1) < 0.1

@@ -1,0 +1,131 @@
+"""Each kind of measure against something that knows nothing of it: brute-force sums, quadrature, mpmath, scipy."""
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+
+import catalogue
+import largeprompt as lp
+from largeprompt.measures._bessel import bessel_ratio, log_bessel_increment
+from significance import assert_close_in_sigmas
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 20, 50, 51, 300, 1001])
+@pytest.mark.parametrize("kappa", [1e-6, 0.1, 1.0, 9.0, 40.0, 1e3, 1e6])
+def test_bessel_ratio_and_logarithm_match_mpmath(dim, kappa):
+    with mpmath.workdps(40):
+        nu, k = mpmath.mpf(dim) / 2 - 1, mpmath.mpf(kappa)
+        low, high = mpmath.besseli(nu, k), mpmath.besseli(nu + 1, k)
+        ratio = float(high / low / k)
+        logarithm = float(mpmath.loggamma(nu + 1) + nu * mpmath.log(2 / k) + mpmath.log(low))
+    q = jnp.asarray(kappa**2)
+    np.testing.assert_allclose(bessel_ratio(dim / 2 - 1, q), ratio, rtol=2e-14)
+    np.testing.assert_allclose(log_bessel_increment(dim / 2 - 1, 0 * q, q), logarithm, rtol=1e-14, atol=1e-14)
+
+
+def test_a_cube_matches_quadrature():
+    h, theta = 1.7, -0.9
+    mu = lp.Cube(h).tilt([theta])
+
+    def moment(k):
+        return scipy.integrate.quad(lambda x: x**k * np.exp(theta * x), -h, h, epsabs=1e-14)[0]
+
+    mean = moment(1) / moment(0)
+    np.testing.assert_allclose(mu.mean(), [mean], rtol=1e-12)
+    np.testing.assert_allclose(mu.cov(), [[moment(2) / moment(0) - mean**2]], rtol=1e-12)
+    np.testing.assert_allclose(lp.Cube(h).cgf([theta]), np.log(moment(0) / (2 * h)), rtol=1e-12)
+
+
+def test_rademacher_matches_the_sum_over_its_corners():
+    h, theta = np.array([1.0, 0.4, 2.0]), np.array([0.3, -2.0, 0.8])
+    corners = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T * h
+    brute = lp.Empirical(corners)
+    exact = lp.Rademacher(h)
+    np.testing.assert_allclose(exact.cgf(theta), brute.cgf(theta), rtol=1e-13)
+    np.testing.assert_allclose(exact.tilt(theta).mean(), brute.tilt(theta).mean(), rtol=1e-13)
+    np.testing.assert_allclose(exact.tilt(theta).cov(), brute.tilt(theta).cov(), atol=1e-14)
+
+
+def test_the_sphere_in_three_dimensions_is_langevin():
+    theta = np.array([0.5, -1.0, 0.3])
+    kappa = 2 * np.linalg.norm(theta)
+    expected = 2 * (1 / np.tanh(kappa) - 1 / kappa) * theta / np.linalg.norm(theta)
+    np.testing.assert_allclose(lp.Sphere(2.0, 3).tilt(theta).mean(), expected, rtol=1e-13)
+
+
+def test_tilted_sphere_samples_follow_von_mises_fisher():
+    direction = np.array([2.0, 1.0, -1.0]) / np.sqrt(6)
+    samples = np.asarray(lp.Sphere(1.0, 3).tilt(4 * direction).sample(jax.random.key(0), 20_000))
+    # in three dimensions the height along the pole has the distribution function (e^{κx} - e^{-κ}) / (e^κ - e^{-κ})
+    p = scipy.stats.kstest(
+        samples @ direction, lambda x: (np.exp(4 * x) - np.exp(-4)) / (np.exp(4) - np.exp(-4))
+    ).pvalue
+    assert p > 6e-7
+
+
+def test_tilting_a_gaussian_moves_its_mean_by_the_covariance():
+    m, Gamma, theta = catalogue.matrix(0, 4), catalogue.covariance(1, 4, rank=2), catalogue.matrix(2, 4)
+    tilted = lp.Gaussian(m, Gamma).tilt(theta)
+    np.testing.assert_allclose(tilted.mean(), m + Gamma @ theta, rtol=1e-14)
+    np.testing.assert_allclose(tilted.cov(), Gamma, rtol=1e-14)
+
+
+def test_a_singular_gaussian_stays_on_its_subspace():
+    Gamma = np.diag([1.0, 0.0, 2.0])
+    samples = lp.Gaussian([0.0, 3.0, 0.0], Gamma).sample(jax.random.key(1), 100)
+    np.testing.assert_allclose(samples[:, 1], 3.0)
+
+
+def test_a_mixture_of_point_masses_is_the_empirical_measure():
+    points, weights, theta = catalogue.matrix(3, 4, 2), [0.1, 0.2, 0.3, 0.4], np.array([0.4, -2.0])
+    mixture = lp.Mixture(weights, [lp.Empirical(z[None]) for z in points])
+    empirical = lp.Empirical(points, weights)
+    np.testing.assert_allclose(mixture.tilt(theta).mean(), empirical.tilt(theta).mean(), rtol=1e-13)
+    np.testing.assert_allclose(mixture.tilt(theta).cov(), empirical.tilt(theta).cov(), rtol=1e-12)
+
+
+def test_an_affine_image_of_a_gaussian_is_the_gaussian_of_that_mean_and_covariance():
+    A, b, theta = catalogue.matrix(4, 2, 3), catalogue.matrix(5, 2), catalogue.matrix(6, 2)
+    inner = lp.Gaussian(catalogue.matrix(7, 3), catalogue.covariance(8, 3))
+    image, expected = lp.Affine(A, b, inner), lp.Gaussian(A @ inner.m + b, A @ inner.Gamma @ A.T)
+    np.testing.assert_allclose(image.cgf(theta), expected.cgf(theta), rtol=1e-13)
+    np.testing.assert_allclose(image.tilt(theta).mean(), expected.tilt(theta).mean(), rtol=1e-13)
+
+
+def test_repeated_tokens_weigh_as_weights_do():
+    points = catalogue.matrix(9, 3, 2)
+    repeated = lp.Empirical(np.repeat(points, [1, 2, 5], axis=0))
+    weighted = lp.Empirical(points, np.array([1, 2, 5]) / 8)
+    np.testing.assert_allclose(repeated.cov(), weighted.cov(), rtol=1e-13)
+
+
+def test_the_error_of_a_sampled_law_covers_the_truth():
+    """A Gaussian known only by its sampler, against itself, with the error that the stand-in reports."""
+    truth = lp.Gaussian([0.3, -0.2], [[1.0, 0.4], [0.4, 0.7]])
+    known = lp.FromSampler(truth.sample, 2, jax.random.key(2), size=50_000)
+    theta = np.array([0.8, -0.5])
+    tilted = known.tilt(theta)
+    assert isinstance(tilted, lp.FromSampler)
+    stderr = np.sqrt(np.diag(tilted.mean_error()))
+    assert_close_in_sigmas(tilted.mean(), truth.tilt(theta).mean(), stderr)
+    assert_close_in_sigmas(known.cgf(theta), truth.cgf(theta), known.cgf_stderr(theta))
+    assert 1 < tilted.effective_size() < 50_000
+    np.testing.assert_allclose(known.effective_size(), 50_000, rtol=1e-10)
+
+
+def test_the_reported_error_of_a_sampled_law_is_the_spread_over_stand_ins():
+    truth, theta = lp.Gaussian([0.0, 0.0], np.eye(2)), np.array([0.9, 0.3])
+
+    def stand_in(key):
+        tilted = lp.FromSampler(truth.sample, 2, key, size=4000).tilt(theta)
+        assert isinstance(tilted, lp.FromSampler)
+        return tilted
+
+    drawn = [stand_in(key) for key in jax.random.split(jax.random.key(3), 400)]
+    spread = np.cov(np.stack([mu.mean() for mu in drawn]).T)
+    reported = np.mean([mu.mean_error() for mu in drawn], axis=0)
+    np.testing.assert_allclose(np.diag(spread), np.diag(reported), rtol=5 * np.sqrt(2 / 400))

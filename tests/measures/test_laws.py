@@ -1,0 +1,101 @@
+"""The laws that every measure obeys, over the whole catalogue."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import catalogue
+import largeprompt as lp
+from significance import assert_mean_is
+
+each_measure = pytest.mark.parametrize("mu", catalogue.MEASURES.values(), ids=catalogue.MEASURES.keys())
+
+
+def close(a, b, tolerance=1e-10):
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@each_measure
+def test_cgf_vanishes_at_zero(mu):
+    close(mu.cgf(np.zeros(mu.dim)), 0.0, 1e-14)
+
+
+@each_measure
+def test_mean_and_cov_of_tilt_are_the_derivatives_of_cgf(mu):
+    gradient, hessian = jax.jit(jax.grad(mu.cgf)), jax.jit(jax.hessian(mu.cgf))
+    for size in (0.0, 1e-9, 0.7, 4.0):
+        theta = catalogue.theta_for(mu, size=size)
+        close(mu.tilt(theta).mean(), gradient(theta))
+        close(mu.tilt(theta).cov(), hessian(theta))
+
+
+@each_measure
+def test_cgf_matches_the_integral_of_its_gradient(mu):
+    """Gauss-Legendre along a ray, independent of `_cgf`."""
+    theta = catalogue.theta_for(mu)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    along = [mu.tilt((1 + x) / 2 * theta).mean() @ theta for x in nodes]
+    close(mu.cgf(theta), np.dot(weights, along) / 2, 1e-9)
+
+
+@each_measure
+def test_tilts_add(mu):
+    first, second = catalogue.theta_for(mu, 1), catalogue.theta_for(mu, 2, size=1.1)
+    twice, once = mu.tilt(first).tilt(second), mu.tilt(first + second)
+    close(twice.mean(), once.mean())
+    close(twice.cov(), once.cov())
+    probe = catalogue.theta_for(mu, 3)
+    close(twice.cgf(probe), once.cgf(probe))
+    close(mu.tilt(first).cgf(second), mu.cgf(first + second) - mu.cgf(first))
+
+
+@each_measure
+def test_second_moment_is_cov_plus_mean_squared(mu):
+    close(mu.second_moment(), mu.cov() + np.outer(mu.mean(), mu.mean()))
+
+
+@each_measure
+@pytest.mark.parametrize("size", [0.0, 1.5])
+def test_samples_have_the_mean_and_covariance(mu, size):
+    if isinstance(mu, lp.FromCGF) and size > 0:
+        pytest.skip("a FromCGF knows no sampler for its tilts, and says so")
+    tilted = mu.tilt(catalogue.theta_for(mu, 4, size)) if size else mu
+    n = 20_000 if mu.dim < 10 else 2000
+    samples = np.asarray(tilted.sample(jax.random.key(5), n))
+    assert samples.shape == (n, mu.dim)
+    own = np.sqrt(np.diag(tilted.mean_error())) if isinstance(tilted, lp.FromSampler) else 0.0
+    assert_mean_is(samples, tilted.mean(), own)
+    centred = samples - np.asarray(tilted.mean())
+    products = np.einsum("ni,nj->nij", centred, centred)
+    # the stand-in of a law known by its sampler has an error of its own, of the same kind as the sample's
+    own = products.std(axis=0) / np.sqrt(tilted.effective_size()) if isinstance(tilted, lp.FromSampler) else 0.0
+    assert_mean_is(products, tilted.cov(), own)
+
+
+@each_measure
+def test_the_subgaussian_bound_holds(mu):
+    for size in (0.0, 2.0):
+        tilted = mu.tilt(catalogue.theta_for(mu, 6, size)) if size else mu
+        sigma, m = float(tilted.subgaussian()), tilted.mean()
+        for seed in range(12):
+            for length in (1e-3, 0.3, 1.0, 5.0, 50.0):
+                theta = catalogue.theta_for(mu, seed, length)
+                centred = float(tilted.cgf(theta) - m @ theta)
+                assert centred <= sigma**2 * length**2 / 2 * (1 + 1e-9) + 1e-11
+
+
+@each_measure
+def test_a_measure_passes_through_jit_and_vmap(mu):
+    thetas = jnp.stack([jnp.asarray(catalogue.theta_for(mu, seed)) for seed in range(3)])
+    batched = jax.jit(jax.vmap(lambda mu, theta: mu.tilt(theta).mean(), in_axes=(None, 0)))(mu, thetas)
+    close(batched, np.stack([mu.tilt(theta).mean() for theta in thetas]))
+
+
+@each_measure
+def test_a_prompt_of_infinite_length_is_the_measure_itself(mu):
+    assert mu.prompt(jax.random.key(0), np.inf) is mu
+    if not (isinstance(mu, lp.FromCGF) and mu.known_sample is None):
+        prompt = mu.prompt(jax.random.key(0), 7)
+        assert isinstance(prompt, lp.Empirical)
+        assert prompt.size == 7

@@ -1,0 +1,123 @@
+"""Streamed moments against the direct computation, forwards and through derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import catalogue
+import largeprompt as lp
+from largeprompt.measures import _exponential, _streaming
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of 64 tokens and tiles of 1024 scores, so that short prompts go through every branch."""
+    for name, size in (("DIRECT", 8), ("CHUNK", 64), ("TILE", 1024), ("BLOCK", 16)):
+        monkeypatch.setattr(_streaming, name, size)
+    for moment in STREAMED:
+        moment.clear_cache()
+    yield
+    for moment in STREAMED:
+        moment.clear_cache()
+
+
+STREAMED = (_streaming.tilted_log_mass, _streaming.tilted_mean, _streaming.tilted_cov)
+DIRECT = (_streaming._direct_log_mass, _streaming._direct_mean, _streaming._direct_cov)
+each_moment = pytest.mark.parametrize(("streamed", "direct"), list(zip(STREAMED, DIRECT, strict=True)))
+each_length = pytest.mark.parametrize("L", [1, 9, 64, 65, 128, 1000])
+
+
+def prompt(L):
+    log_weights = jax.nn.log_softmax(jnp.asarray(catalogue.matrix(0, L)))
+    return jnp.asarray(catalogue.matrix(1, L, 3)), log_weights
+
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+@each_moment
+@each_length
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e4])
+def test_streamed_moments_equal_direct_ones(streamed, direct, L, size):
+    points, log_weights = prompt(L)
+    thetas = size * jnp.asarray(catalogue.matrix(2, 40, 3))
+    for weights in (None, log_weights):
+        close(streamed(points, weights, thetas[0]), direct(points, weights, thetas[0]))
+        along = (None, None, 0)
+        close(jax.vmap(streamed, along)(points, weights, thetas), jax.vmap(direct, along)(points, weights, thetas))
+
+
+@each_moment
+def test_scores_that_rise_along_the_prompt_are_rescaled(streamed, direct):
+    """Each chunk holds scores far above all earlier ones: the shift must follow."""
+    points = jnp.linspace(-1, 1, 500)[:, None] * jnp.ones(3)
+    theta = jnp.array([400.0, 200.0, 100.0])
+    close(streamed(points, None, theta), direct(points, None, theta))
+    close(streamed(points[::-1], None, theta), direct(points, None, theta))
+
+
+@each_moment
+def test_derivatives_in_the_tilt_stream_too(streamed, direct):
+    points, log_weights = prompt(300)
+    thetas = jnp.asarray(catalogue.matrix(3, 20, 3))
+
+    def functional(moment):
+        return lambda theta: jnp.sin(moment(points, log_weights, theta)).sum()
+
+    for derivative in (jax.grad, jax.hessian):
+        ours, theirs = derivative(functional(streamed)), derivative(functional(direct))
+        close(ours(thetas[0]), theirs(thetas[0]))
+        close(jax.vmap(ours)(thetas), jax.vmap(theirs)(thetas))
+
+
+@each_moment
+def test_derivatives_in_the_tokens_and_their_weights_are_right(streamed, direct):
+    points, log_weights = prompt(300)
+    theta = jnp.asarray(catalogue.matrix(4, 3))
+    for argument in (0, 1):
+        ours, theirs = (jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), argument) for f in (streamed, direct))
+        close(ours(points, log_weights, theta), theirs(points, log_weights, theta))
+
+
+@each_moment
+def test_batches_of_prompts_and_nested_batches_of_tilts(streamed, direct):
+    points, log_weights = prompt(200)
+    stack, thetas = jnp.stack([points, 2 * points, -points]), jnp.asarray(catalogue.matrix(5, 3, 7, 3))
+    for axes in ((0, None, 0), (0, None, None), (None, None, 0)):
+        arguments = (stack if axes[0] == 0 else points, log_weights, thetas[:, 0] if axes[2] == 0 else thetas[0, 0])
+        close(jax.vmap(streamed, axes)(*arguments), jax.vmap(direct, axes)(*arguments))
+    for outer in ((None, None, 0), (0, None, 0)):
+        arguments = (stack if outer[0] == 0 else points, log_weights, thetas)
+        inner = (None, None, 0)
+        close(
+            jax.vmap(jax.vmap(streamed, inner), outer)(*arguments),
+            jax.vmap(jax.vmap(direct, inner), outer)(*arguments),
+        )
+
+
+def test_attention_on_a_streamed_prompt_is_differentiable_in_its_weights():
+    points, _ = prompt(500)
+    queries = jnp.asarray(catalogue.matrix(6, 30, 3))
+    U, V = 0.3 * jnp.asarray(catalogue.matrix(7, 3, 3)), jnp.asarray(catalogue.matrix(8, 2, 3))
+
+    def loss(U, V):
+        return jnp.sum(lp.SoftmaxAttention(U, V).map(lp.Empirical(points), queries) ** 2)
+
+    def plain(U, V):
+        return jnp.sum((jax.nn.softmax(queries @ U.T @ points.T) @ points @ V.T) ** 2)
+
+    for ours, theirs in zip(jax.grad(loss, (0, 1))(U, V), jax.grad(plain, (0, 1))(U, V), strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize(("dtype", "range_", "ulps"), [(jnp.float64, 699.0, 2.5), (jnp.float32, 85.0, 2.0)])
+def test_the_polynomial_exponential_is_accurate(dtype, range_, ulps):
+    x = np.linspace(-range_, range_, 200_001).astype(dtype)
+    ours = np.asarray(_exponential.exponential(jnp.asarray(x)), np.longdouble)
+    truth = np.exp(x.astype(np.longdouble))
+    assert np.max(np.abs(ours / truth - 1)) < ulps * np.finfo(dtype).eps
+    assert float(_exponential.exponential(jnp.zeros((), dtype))) == 1.0
+    slope = jax.vmap(jax.grad(_exponential.exponential))(jnp.asarray(x[::1000]))
+    np.testing.assert_allclose(slope, truth[::1000].astype(float), rtol=4 * np.finfo(dtype).eps)
