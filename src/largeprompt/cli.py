@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 import xarray as xr
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -117,21 +118,22 @@ def _print_tables(data: xr.Dataset, settings) -> None:
     slopes = convergence.slopes(data)
     names = {"output": "output", "V": "∇_V", "U": "∇_U"}
     for law in data.law.values:
-        table = Table(title=f"{law} tokens: mean squared deviation from the infinite prompt, and × predicted c/L")
+        title = f"{law} tokens: mean squared deviation, and its ratio to the predicted c/L"
+        table = Table(title=title, box=box.SIMPLE_HEAD)
         table.add_column("L", justify="right")
         for quantity in data.quantity.values:
-            table.add_column(names[str(quantity)], justify="right")
-            table.add_column("measured / c/L", justify="right")
+            table.add_column(names[str(quantity)], justify="right", style="bold")
+            table.add_column("ratio", justify="right")
         for L in data.L.values:
             cells = []
             for quantity in data.quantity.values:
                 point = data.sel(law=law, quantity=quantity, L=L)
                 value, stderr, predicted = (float(point[k]) for k in ("mean_square", "stderr", "predicted"))
-                cells += [f"{value:.3e}", f"{value / predicted:.3f} ± {stderr / predicted:.3f}"]
+                cells += [f"{value:.2e}", f"{value / predicted:.2f}±{stderr / predicted:.2f}"]
             table.add_row(f"{int(L)}", *cells)
         table.add_section()
         fits = [slopes.sel(law=law, quantity=q) for q in data.quantity.values]
-        table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"± {float(fit.stderr):.3f}")])
+        table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"±{float(fit.stderr):.3f}")])
         screen.print(table)
     screen.print(
         f"{settings.replicates} prompts a length, {settings.queries} queries, token dimension {settings.dim}, "

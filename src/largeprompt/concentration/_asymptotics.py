@@ -18,41 +18,43 @@ class Rates(eqx.Module):
 
 
 def output_covariance(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Float[Array, "p p"]:
-    r"""$\lim L\cdot\mathrm{Cov}(T[\hat\mu_L](z)) = e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V[\mathrm{cov}(\mu_{2\theta}) + bb^\top]V^\top$.
+    r"""$\lim_L L\cdot\mathrm{Cov}(T[\hat\mu_L](z))$, the sharp law of large prompts.
 
-    Here $\theta = Uz$ and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$.
+    It is $e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V[\mathrm{cov}(\mu_{2\theta}) + bb^\top]V^\top$, where $\theta = Uz$
+    and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$.
     """
-    inflation, _, second, _ = _twice_tilted(mu, attention.U @ attention._query(z))
+    inflation, _, second, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
     return checks.result("the limit covariance", inflation * attention.V @ second @ attention.V.T)
 
 
 def output_bias(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
     r"""$\lim L\cdot(E\,T[\hat\mu_L](z) - T[\mu](z)) = -e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V b$."""
-    inflation, b, _, _ = _twice_tilted(mu, attention.U @ attention._query(z))
+    inflation, b, _, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
     return checks.result("the limit bias", -inflation * attention.V @ b)
 
 
 def rates(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Rates:
     r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query.
 
-    By the delta method with tokens weighted $\omega = e^{\langle\theta,z'\rangle-\Lambda(\theta)}$: the error of the mean is
-    $\omega\,y$ and that of $H V_i$ is $\omega\,(y\,\langle V_i, y\rangle - H V_i)$ averaged over tokens, where
-    $y = z' - \mathrm{mean}(\mu_\theta)$, $H = \mathrm{cov}(\mu_\theta)$; and $E\,\omega^2 f = e^{\Lambda(2\theta)-2\Lambda(\theta)}
+    Delta method: with $\omega = e^{\langle\theta,z'\rangle-\Lambda(\theta)}$, $y = z' - \mathrm{mean}(\mu_\theta)$ and
+    $H = \mathrm{cov}(\mu_\theta)$, the error of the mean is the token average of $\omega y$ and that of $HV_i$
+    the average of $\omega(y\langle V_i, y\rangle - HV_i)$; and $E\,\omega^2 f = e^{\Lambda(2\theta)-2\Lambda(\theta)}
     E_{\mu_{2\theta}} f$.
     """
-    z = attention._query(z)
-    U, V = attention.U, attention.V
-    theta = U @ z
+    constants = _rates(attention, attention._prompt(mu), attention._query(z))
+    return jax.tree.map(lambda constant: checks.result("the rate", constant), constants)
+
+
+@eqx.filter_jit
+def _rates(attention: SoftmaxAttention, mu: AbstractMeasure, z: Float[Array, " D"]) -> Rates:
+    theta, V = attention.U @ z, attention.V
     inflation, b, second, doubled = _twice_tilted(mu, theta)
     VH = V @ mu._tilt(theta)._cov()
     spread = _fourth(doubled, b, V.T @ V) - 2 * jnp.trace(V @ second @ VH.T) + jnp.sum(VH**2)
-    return jax.tree.map(
-        lambda constant: checks.result("the rate", constant),
-        Rates(
-            output=inflation * jnp.trace(V @ second @ V.T),
-            V=inflation * attention.outputs * jnp.trace(second),
-            U=inflation * (z @ z) * spread,
-        ),
+    return Rates(
+        output=inflation * jnp.trace(V @ second @ V.T),
+        V=inflation * attention.outputs * jnp.trace(second),
+        U=inflation * (z @ z) * spread,
     )
 
 
@@ -63,6 +65,7 @@ def _twice_tilted(mu: AbstractMeasure, theta: Float[Array, " D"]):
     return jnp.exp(mu._cgf(2 * theta) - 2 * mu._cgf(theta)), b, doubled._cov() + jnp.outer(b, b), doubled
 
 
+@eqx.filter_jit
 def _fourth(mu: AbstractMeasure, b: Float[Array, " D"], W: Float[Array, "D D"]) -> Float[Array, ""]:
     """E‖y‖² yᵀWy for y = z' - mean(μ) + b, from the cumulants of μ: derivatives of its covariance along tilts."""
     C = mu._cov()

@@ -208,12 +208,15 @@ def _moment(direct, streamed, slope):
     return jax.jit(moment)
 
 
-tilted_cov = _moment(
-    _direct_cov,
-    _streamed_cov,
-    lambda points, log_weights, theta, tangent: jax.jvp(
-        lambda t: _streamed_cov(points, log_weights, t[None])[0], (theta,), (tangent,)
-    )[1],
-)
+def _cov_slope(points, log_weights, theta, tangent):
+    """The third cumulants along the tangent."""
+    if points.shape[0] <= CHUNK:
+        along = functools.partial(_direct_cov, points, log_weights)
+    else:
+        along = lambda t: _streamed_cov(points, log_weights, t[None])[0]  # noqa: E731
+    return jax.jvp(along, (theta,), (tangent,))[1]
+
+
+tilted_cov = _moment(_direct_cov, _streamed_cov, _cov_slope)
 tilted_mean = _moment(_direct_mean, _streamed_mean, lambda *args: tilted_cov(*args[:3]) @ args[3])
 tilted_log_mass = _moment(_direct_log_mass, _streamed_log_mass, lambda *args: tilted_mean(*args[:3]) @ args[3])

@@ -47,13 +47,11 @@ PRESETS = {
 
 
 def laws(dim: int) -> dict[str, AbstractMeasure]:
-    """A correlated Gaussian, a mixture of two, and signs: tokens with unit variance on average."""
-    index = jnp.arange(dim)
-    kms = 0.5 ** jnp.abs(index[:, None] - index)
+    """A Gaussian, a mixture of two and random signs, centred, each coordinate of variance one."""
     centre = jnp.full(dim, jnp.sqrt(0.5))
     halves = [Gaussian(sign * centre, 0.5 * jnp.eye(dim)) for sign in (1.0, -1.0)]
     return {
-        "Gaussian": Gaussian(jnp.zeros(dim), kms),
+        "Gaussian": Gaussian(jnp.zeros(dim), jnp.eye(dim)),
         "mixture": Mixture([0.5, 0.5], halves),
         "Rademacher": Rademacher(jnp.ones(dim)),
     }

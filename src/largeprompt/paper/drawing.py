@@ -26,15 +26,15 @@ TITLES = {
 
 
 def convergence(data: xr.Dataset) -> Figure:
-    """One panel a quantity: measured points with error bars, and the predicted 1/L line through none of them by fit."""
+    """One panel a quantity: measured points with error bars beside the predicted 1/L lines, which are not fitted."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 2.7), layout="constrained")
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, data.sizes["quantity"])
         for panel, quantity in zip(np.atleast_1d(panels), data.quantity.values, strict=True):
             for law, colour, marker in zip(data.law.values, COLOURS, MARKERS, strict=False):
                 curve = data.sel(law=law, quantity=quantity)
-                panel.plot(data.L, curve.predicted, color=colour, linewidth=1)
+                panel.plot(data.L, curve.predicted, color=colour, linewidth=1, label=f"{law}, predicted $c/L$")
                 panel.errorbar(
                     data.L,
                     curve.mean_square,
@@ -43,12 +43,19 @@ def convergence(data: xr.Dataset) -> Figure:
                     color=colour,
                     elinewidth=0.8,
                     markerfacecolor="white",
-                    label=str(law),
+                    label=f"{law}, measured (±2 s.e.)",
                 )
             panel.set(xscale="log", yscale="log", xlabel="prompt length $L$", title=TITLES[str(quantity)])
             panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
         np.atleast_1d(panels)[0].set_ylabel("mean squared deviation\nfrom the infinite prompt")
-        np.atleast_1d(panels)[0].legend(
-            title="points: measured (±2 s.e.)\nlines: predicted $c/L$", title_fontsize=6.5, frameon=False
+        handles, labels = np.atleast_1d(panels)[0].get_legend_handles_labels()
+        order = np.argsort(["measured" in label for label in labels], kind="stable")
+        columns = [i for pair in zip(order[: len(order) // 2], order[len(order) // 2 :], strict=True) for i in pair]
+        figure.legend(
+            [handles[i] for i in columns],
+            [labels[i] for i in columns],
+            loc="outside lower center",
+            ncols=data.sizes["law"],
+            frameon=False,
         )
     return figure
