@@ -1,6 +1,7 @@
 """Every wrong input is a ValueError that names the value and what would be right, raised before tracing."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ SOFTMAX = lp.SoftmaxAttention(I2, I2)
 HEAD = lp.Head(I2, I2, I2)
 
 
-def f(x):
+def f(x: Any) -> Any:
     """Anything that pyright would refuse too."""
     return x
 
@@ -159,7 +160,7 @@ def test_wrong_input_is_named(call, message):
 
 def test_shapes_are_judged_under_tracing_too():
     with pytest.raises(ValueError, match=r"theta has shape \(3,\)"):
-        jax.jit(GAUSSIAN.cgf)(jnp.ones(3))
+        jax.jit(lambda theta: GAUSSIAN.cgf(theta))(jnp.ones(3))
     with pytest.raises(ValueError, match="cov has shape"):
         jax.jit(lambda C: lp.Gaussian(jnp.zeros(2), C).cov())(jnp.ones((2, 3)))
 

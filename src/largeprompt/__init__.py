@@ -1,5 +1,8 @@
 """Attention as a map on measures: finite prompts, their infinite-prompt limit, and how fast one reaches the other."""
 
+from . import attention as attention
+from . import concentration as concentration
+from . import measures as measures
 from ._precision import use_float64 as use_float64
 from .attention import Head as Head
 from .attention import LinearAttention as LinearAttention

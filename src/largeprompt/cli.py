@@ -148,6 +148,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         errors.print(f"largeprompt: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("largeprompt: interrupted; files already written are whole", highlight=False)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, as the command-line library reports it
+            errors.print("largeprompt: interrupted; files already written are whole", highlight=False)
+        raise

@@ -1,5 +1,7 @@
 """The house style of figures, and how a dataset of deviations is drawn."""
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 import xarray as xr
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "D", "^", "v", "P")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,
     "legend.fontsize": 7.5,
