@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -18,54 +19,75 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
+# Inside `jit` even a constant's arithmetic is traced, unless JAX is told to evaluate it: values are judged under this.
+_evaluated = jax.ensure_compile_time_eval
+
+
 def array(name: str, x: Any, shape: tuple[Size, ...]) -> Array:
     """`x` as a finite real floating-point array of the given shape (`None` = any positive size)."""
-    if not is_traced(x):
+    if not isinstance(x, Array):
         try:
-            x = x if isinstance(x, Array) else np.asarray(x)
-        except ValueError as error:
+            x = np.asarray(x)
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{name} is not an array: {error}") from None
-        if x.dtype.kind not in "biuf" and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name} has entries of type {x.dtype}; they must be real numbers")
+    if not (x.dtype.kind in "biu" or jnp.issubdtype(x.dtype, jnp.floating)):
+        raise ValueError(f"{name} has entries of type {x.dtype}; they must be real numbers")
     if len(x.shape) != len(shape) or any(s is not None and s != n for n, s in zip(x.shape, shape, strict=True)):
         wanted = ", ".join("any" if s is None else str(s) for s in shape)
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted})")
     if 0 in x.shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must not be empty")
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    return finite(name, jnp.asarray(x) if floating else jnp.asarray(x, dtype=float))
+    dtype = None if jnp.issubdtype(x.dtype, jnp.floating) else float
+    if is_traced(x):
+        return jnp.asarray(x, dtype)
+    with _evaluated():
+        return finite(name, jnp.asarray(x, dtype))
+
+
+def _first(wrong: Array) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(np.asarray(wrong))[0])
 
 
 def finite(name: str, x: Array) -> Array:
     """`x` itself, once none of its entries is NaN or infinite."""
-    if not is_traced(x) and not bool(jnp.isfinite(x).all()):
-        at = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(x)))[0])
-        where = f"[{', '.join(map(str, at))}]" if at else ""
-        raise ValueError(f"{name}{where} is {np.asarray(x)[at]}; every entry must be finite")
+    if is_traced(x):
+        return x
+    with _evaluated():
+        wrong = ~jnp.isfinite(x)
+        if bool(wrong.any()):
+            at = _first(wrong)
+            place = f"[{', '.join(map(str, at))}]" if at else ""
+            raise ValueError(f"{name}{place} is {float(x[at])}; every entry must be finite")
     return x
 
 
 def result(name: str, x: Array) -> Array:
     """A computed number on its way out: never NaN, never silently infinite."""
-    if not is_traced(x) and not bool(jnp.isfinite(x).all()):
-        raise ValueError(f"{name} overflows {x.dtype}; use a smaller tilt, smaller weights or a wider type")
+    if is_traced(x):
+        return x
+    with _evaluated():
+        if not bool(jnp.isfinite(x).all()):
+            raise ValueError(f"{name} overflows {x.dtype}; use a smaller tilt, smaller weights or a wider type")
     return x
 
 
-def number(name: str, x: Any, *, at_least: float = -math.inf, above: float = -math.inf) -> Array:
+def number(name: str, x: Any, *, at_least: float = -math.inf) -> Array:
     """`x` as a finite real scalar within its range."""
     x = array(name, x, ())
-    if not is_traced(x) and (x < at_least or x <= above):
-        bound = f"at least {at_least:g}" if at_least > -math.inf else f"above {above:g}"
-        raise ValueError(f"{name} is {float(x):g}; it must be {bound}")
+    if not is_traced(x) and float(x) < at_least:
+        raise ValueError(f"{name} is {float(x):g}; it must be at least {at_least:g}")
     return x
 
 
 def nonnegative(name: str, x: Array) -> Array:
-    """`x` itself, once none of its entries is negative."""
-    if not is_traced(x) and bool((x < 0).any()):
-        at = int(np.argmax(np.asarray(x) < 0))
-        raise ValueError(f"{name}[{at}] is {float(x[at]):g}; every entry must be at least 0")
+    """The vector `x` itself, once none of its entries is negative."""
+    if is_traced(x):
+        return x
+    with _evaluated():
+        wrong = x < 0
+        if bool(wrong.any()):
+            (at,) = _first(wrong)
+            raise ValueError(f"{name}[{at}] is {float(x[at]):g}; every entry must be at least 0")
     return x
 
 
@@ -96,25 +118,28 @@ def covariance(name: str, x: Any, dim: Size = None) -> Array:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be square")
     if is_traced(x):
         return (x + x.T) / 2
-    slack = float(jnp.sqrt(jnp.finfo(x.dtype).eps)) * float(jnp.abs(x).max())
-    asymmetry = float(jnp.abs(x - x.T).max())
-    if asymmetry > slack:
-        raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
-    x = (x + x.T) / 2
-    lowest = float(jnp.linalg.eigvalsh(x)[0])
-    if lowest < -slack:
-        raise ValueError(f"{name} has the eigenvalue {lowest:.3g}; a covariance has none below 0")
-    return x
+    with _evaluated():
+        slack = float(jnp.sqrt(jnp.finfo(x.dtype).eps)) * float(jnp.abs(x).max())
+        asymmetry = float(jnp.abs(x - x.T).max())
+        if asymmetry > slack:
+            raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
+        x = (x + x.T) / 2
+        lowest = float(jnp.linalg.eigvalsh(x)[0])
+        if lowest < -slack:
+            raise ValueError(f"{name} has the eigenvalue {lowest:.3g}; a covariance has none below 0")
+        return x
 
 
 def probabilities(name: str, w: Any, n: int) -> Array:
     """`w` as the logarithms of `n` probabilities, normalised to the last bit."""
     w = nonnegative(name, array(name, w, (n,)))
-    if not is_traced(w):
+    if is_traced(w):
+        return jnp.log(w) - jnp.log(w.sum())
+    with _evaluated():
         total = float(w.sum())
         if abs(total - 1) > 10 * float(jnp.sqrt(jnp.finfo(w.dtype).eps)):
             raise ValueError(f"{name} sums to {total:.6g}; it must sum to 1")
-    return jnp.log(w) - jnp.log(w.sum())
+        return jnp.log(w) - jnp.log(w.sum())
 
 
 def vector(name: str, x: Numbers, dim: Size = None) -> Array:
@@ -124,7 +149,7 @@ def vector(name: str, x: Numbers, dim: Size = None) -> Array:
 
 def scales(name: str, x: Any) -> Array:
     """`x` as a vector of non-negative lengths, one a coordinate; a single number is one coordinate."""
-    if not is_traced(x):
+    if not isinstance(x, Array):
         x = np.asarray(x)
     return nonnegative(name, vector(name, x.reshape(1) if x.ndim == 0 else x))
 

@@ -92,6 +92,29 @@ def test_a_measure_passes_through_jit_and_vmap(mu):
     close(batched, np.stack([mu.tilt(theta).mean() for theta in thetas]))
 
 
+def test_measures_and_layers_can_be_built_inside_jit():
+    """From constants, whose values are judged there too, and from traced arrays, whose shapes are."""
+    constant, theta = jnp.asarray(catalogue.covariance(17, 3)), jnp.asarray(catalogue.matrix(18, 3))
+    points, weights = catalogue.matrix(19, 4, 3), np.full(4, 0.25)
+
+    def outputs(Gamma, points, theta):
+        laws = [
+            lp.Gaussian(np.zeros(3), Gamma),
+            lp.Empirical(points, weights),
+            lp.Affine(Gamma, theta, lp.Mixture([0.5, 0.5], [lp.Cube(np.ones(3)), lp.Sphere(2.0, 3)])),
+            lp.FromCGF(lambda t: t @ Gamma @ t, 3),
+            lp.Product(lp.Rademacher(jnp.abs(theta[:1])), lp.Cube([1.0, 2.0])),
+        ]
+        layer = lp.SoftmaxAttention(Gamma, constant)
+        return jnp.stack([layer(mu, theta) for mu in laws])
+
+    expected = outputs(constant, points, theta)
+    close(jax.jit(outputs)(constant, points, theta), expected)
+    close(jax.jit(lambda: outputs(constant, points, theta))(), expected)
+    with pytest.raises(ValueError, match="cov has the eigenvalue"):
+        jax.jit(lambda: lp.Gaussian(np.zeros(3), -np.eye(3)).mean())()
+
+
 @each_measure
 def test_a_prompt_of_infinite_length_is_the_measure_itself(mu):
     assert mu.prompt(jax.random.key(0), np.inf) is mu

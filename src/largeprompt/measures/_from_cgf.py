@@ -83,8 +83,10 @@ def _refuse_what_is_no_cgf(cgf, zero) -> None:
         raise ValueError(
             f"cgf returns shape {shape} for a vector of dimension {zero.shape[0]}; it must return a scalar"
         )
-    at_zero = float(cgf(zero))
+    at_zero = cgf(zero)
+    if checks.is_traced(at_zero):
+        return
     if not abs(at_zero) < 1e-6:
-        raise ValueError(f"cgf(0) is {at_zero:g}; the cumulant generating function of a probability is 0 there")
+        raise ValueError(f"cgf(0) is {float(at_zero):g}; the cumulant generating function of a probability is 0 there")
     checks.finite("the gradient of cgf at 0", jax.grad(cgf)(zero))
     checks.covariance("the Hessian of cgf at 0", jax.hessian(cgf)(zero))
