@@ -23,7 +23,7 @@ OVER_TILTS = (None, None, 0)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of 64 tokens and tiles of 1024 scores, so that short prompts go through every branch."""
-    for name, size in (("DIRECT", 8), ("CHUNK", 64), ("TILE", 1024), ("BLOCK", 16)):
+    for name, size in (("DIRECT", 8), ("ALONE", 64), ("CHUNK", 64), ("TILE", 1024), ("BLOCK", 16)):
         monkeypatch.setattr(_streaming, name, size)
     for moment in STREAMED:
         moment.clear_cache()

@@ -17,8 +17,9 @@ from jax.custom_derivatives import SymbolicZero
 from ._exponential import power_of_two
 
 DIRECT = 256  # tokens up to which the direct form always serves
+ALONE = 2**20  # numbers that the direct form may hold for one tilt
 CHUNK = 2**17  # tokens taken at once for one tilt
-TILE = 2**22  # scores held at once for many
+TILE = 2**22  # numbers held at once for many tilts
 BLOCK = 1024  # tilts taken at once
 
 
@@ -138,7 +139,8 @@ def _streamed_mean(points, log_weights, thetas):
 
 def _streamed_cov(points, log_weights, thetas):
     """A second pass, about each tilt's own mean: about a common centre a far tilt would cancel."""
-    whole, head, read = _chunked(points, log_weights, CHUNK)
+    chunk = min(CHUNK, max(512, TILE // points.shape[1]))
+    whole, head, read = _chunked(points, log_weights, chunk)
 
     def one(theta):
         log_mass, mean = tilted_log_mass(points, log_weights, theta), tilted_mean(points, log_weights, theta)
@@ -150,7 +152,7 @@ def _streamed_cov(points, log_weights, thetas):
             centred = tokens - mean
             return (masses[:, None] * centred).T @ centred
 
-        return _fold(whole, lambda i, C: C + part(head + i * CHUNK, CHUNK), part(0, head))
+        return _fold(whole, lambda i, C: C + part(head + i * chunk, chunk), part(0, head))
 
     return jax.lax.map(one, thetas)
 
@@ -158,8 +160,11 @@ def _streamed_cov(points, log_weights, thetas):
 # The two forms as one function of (points, log_weights, theta).
 
 
-def _batched(direct, streamed):
-    """`streamed` under a vmap over theta, however nested; `direct` where few scores, or batched tokens, allow it."""
+def _batched(direct, streamed, holds):
+    """`streamed` under a vmap over theta, however nested; `direct` where small sizes, or batched tokens, allow it.
+
+    `holds(points)` is how many numbers the direct form keeps for one tilt.
+    """
 
     def vmappable(one_level, more_levels):
         """`one_level` with the rule that a vmap over theta alone becomes `more_levels`."""
@@ -182,12 +187,12 @@ def _batched(direct, streamed):
         return out.reshape(*thetas.shape[:-1], *out.shape[1:])
 
     def all_at_once(points, log_weights, thetas):
-        if thetas.shape[0] * points.shape[0] <= TILE:
+        if thetas.shape[0] * holds(points) <= TILE:
             return jax.vmap(direct, in_axes=(None, None, 0))(points, log_weights, thetas)
         return streamed(points, log_weights, thetas)
 
     def one(points, log_weights, theta):
-        if points.shape[0] <= CHUNK:
+        if holds(points) <= ALONE:
             return direct(points, log_weights, theta)
         return streamed(points, log_weights, theta[None])[0]
 
@@ -195,9 +200,9 @@ def _batched(direct, streamed):
     return vmappable(one, many)
 
 
-def _moment(direct, streamed, slope):
+def _moment(direct, streamed, holds, slope):
     """A moment with its derivative in theta; `slope(points, log_weights, theta, tangent)` gives that."""
-    value = _batched(direct, streamed)
+    value = _batched(direct, streamed, holds)
     wrapped = jax.custom_jvp(lambda points, log_weights, theta: value(points, log_weights, theta))
 
     def rule(primals, tangents):
@@ -221,13 +226,21 @@ def _moment(direct, streamed, slope):
 
 def _cov_slope(points, log_weights, theta, tangent):
     """The third cumulants along the tangent."""
-    if points.shape[0] <= CHUNK:
+    if points.size <= ALONE:
         along = functools.partial(_direct_cov, points, log_weights)
     else:
         along = lambda t: _streamed_cov(points, log_weights, t[None])[0]  # noqa: E731
     return jax.jvp(along, (theta,), (tangent,))[1]
 
 
-tilted_cov = _moment(_direct_cov, _streamed_cov, _cov_slope)
-tilted_mean = _moment(_direct_mean, _streamed_mean, lambda *args: tilted_cov(*args[:3]) @ args[3])
-tilted_log_mass = _moment(_direct_log_mass, _streamed_log_mass, lambda *args: tilted_mean(*args[:3]) @ args[3])
+def _tokens(points):
+    return points.shape[0]
+
+
+def _coordinates(points):
+    return points.size
+
+
+tilted_cov = _moment(_direct_cov, _streamed_cov, _coordinates, _cov_slope)
+tilted_mean = _moment(_direct_mean, _streamed_mean, _tokens, lambda *args: tilted_cov(*args[:3]) @ args[3])
+tilted_log_mass = _moment(_direct_log_mass, _streamed_log_mass, _tokens, lambda *args: tilted_mean(*args[:3]) @ args[3])

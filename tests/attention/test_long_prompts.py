@@ -1,0 +1,50 @@
+"""Long prompts with the constants of the package as they are: agreement and memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import catalogue
+import largeprompt as lp
+
+D = 6
+U, V = 0.3 * jnp.asarray(catalogue.matrix(0, D, D)), jnp.asarray(catalogue.matrix(1, 2, D))
+
+
+def output(U, points, queries):
+    return lp.SoftmaxAttention(U, V).map(lp.Empirical(points), queries)
+
+
+def plain(U, points, queries):
+    return jax.nn.softmax(queries @ U.T @ points.T) @ points @ V.T
+
+
+@pytest.mark.parametrize(("L", "queries"), [(1_200_001, 1), (150_001, 40)])
+def test_a_long_prompt_agrees_with_the_plain_softmax(L, queries):
+    points, Q = catalogue.matrix(2, L, D), catalogue.matrix(3, queries, D)
+    np.testing.assert_allclose(output(U, points, Q), plain(U, points, Q), rtol=1e-10, atol=1e-10)
+    ours, theirs = (jax.jit(jax.grad(lambda U, f=f: jnp.sum(f(U, points, Q[:3]) ** 2)))(U) for f in (output, plain))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def loss(U, points, queries):
+    return jnp.sum(output(U, points, queries) ** 2)
+
+
+def temporary_bytes(function, L, queries):
+    """What the compiled program sets aside beside its arguments and results; nothing is run."""
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((D, D), (L, D), (queries, D))]
+    return jax.jit(function).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("queries", [1, 1000])
+@pytest.mark.parametrize("function", [output, jax.grad(loss)], ids=["output", "gradient"])
+def test_extra_memory_does_not_grow_with_the_prompt(function, queries):
+    """Ten million tokens of dimension 6 are 480 MB; a plain softmax of 1,000 queries on them would hold 80 GB."""
+    for L in (10**7, 10**8):
+        assert temporary_bytes(function, L, queries) < 50e6
+
+
+def test_the_measure_of_memory_sees_a_plain_softmax():
+    assert temporary_bytes(plain, 10**7, 1) > 70e6
