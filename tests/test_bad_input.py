@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import largeprompt as lp
-from largeprompt.concentration import deviation
+from largeprompt.concentration import deviation, rates
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
 
@@ -49,7 +49,10 @@ CASES = {
         "components have dimensions [2, 3]",
     ),
     "a mixture of nothing": (lambda: lp.Mixture([], []), "components have dimensions []"),
-    "a mixture of a number": (lambda: lp.Mixture([1.0], f([3.0])), "components[0] is a float; it must be a measure"),
+    "a mixture of a number": (
+        lambda: lp.Mixture([1.0], f([3.0])),
+        "components[0] is of type float; it must be a measure",
+    ),
     "mixture weights of sum 0.9": (lambda: lp.Mixture([0.5, 0.4], [GAUSSIAN, GAUSSIAN]), "weights sums to 0.9"),
     "a negative scale": (lambda: lp.Rademacher([1.0, -1.0]), "scale[1] is -1; every entry must be at least 0"),
     "a negative half width": (lambda: lp.Cube(-1.0), "half_width[0] is -1"),
@@ -66,9 +69,12 @@ CASES = {
         lambda: lp.Affine(I2, np.ones(3), GAUSSIAN),
         "b has shape (3,); it must be (2)",
     ),
-    "an affine image of a number": (lambda: lp.Affine(I2, np.ones(2), f(1.0)), "mu is a float; it must be a measure"),
+    "an affine image of a number": (
+        lambda: lp.Affine(I2, np.ones(2), f(1.0)),
+        "mu is of type float; it must be a measure",
+    ),
     "a product of nothing": (lambda: lp.Product(), "it needs at least one measure"),
-    "a product with a number": (lambda: lp.Product(GAUSSIAN, f(2)), "factor 1 is a int; it must be a measure"),
+    "a product with a number": (lambda: lp.Product(GAUSSIAN, f(2)), "factor 1 is of type int; it must be a measure"),
     "a cgf not zero at zero": (lambda: lp.FromCGF(lambda t: t @ t + 1, 2), "cgf(0) is 1;"),
     "a cgf NaN at zero": (lambda: lp.FromCGF(lambda t: jnp.log(jnp.sinh(t) / t).sum(), 2), "cgf(0) is nan"),
     "a cgf with values in a space": (lambda: lp.FromCGF(lambda t: 0 * t, 2), "cgf returns shape (2,)"),
@@ -102,7 +108,7 @@ CASES = {
     "a NaN U": (lambda: lp.SoftmaxAttention([[np.nan, 0], [0, 1]], I2), "U[0, 0] is nan"),
     "a prompt that is an array": (
         lambda: SOFTMAX(f(I2), [0.0, 0.0]),
-        "it must be a measure, such as Empirical(tokens)",
+        "it must be a measure, such as Empirical",
     ),
     "a prompt of another dimension": (lambda: SOFTMAX(lp.Sphere(1.0, 3), [0.0, 0.0]), "mu has tokens of dimension 3"),
     "a query of another dimension": (lambda: SOFTMAX(GAUSSIAN, [0.0]), "z has shape (1,); it must be (2)"),
@@ -144,6 +150,51 @@ CASES = {
         lambda: lp.relative_nonlinearity(lp.SoftmaxAttention(0 * I2, I2), GAUSSIAN, I2),
         "there is nothing to be relative to",
     ),
+    "asymptotics of linear attention": (
+        lambda: rates(lp.LinearAttention(I2, I2), GAUSSIAN, [0.0, 0.0]),
+        "the layer is linear attention; this holds of softmax attention only",
+    ),
+    "asymptotics of many heads": (
+        lambda: rates(lp.MultiHead([HEAD]), GAUSSIAN, [0.0, 0.0]),
+        "the layer is of type MultiHead; it must be one head",
+    ),
+    "an integer for a key": (
+        lambda: GAUSSIAN.sample(f(0), 5),
+        "key is 0; it must be a JAX key, such as jax.random.key(0)",
+    ),
+    "depth of a cube": (lambda: lp.depth([SOFTMAX], f(lp.Cube([1.0, 1.0]))), "mu is of type Cube; only Gaussians"),
+    "a pushforward of two dimensions": (
+        lambda: lp.pushforward(SOFTMAX, GAUSSIAN, lp.Gaussian(np.zeros(3), np.eye(3))),
+        "nu has tokens of dimension 3; they must be of dimension 2",
+    ),
+    "a query into an array": (lambda: lp.with_query(f(I2), [0.0, 0.0]), "mu is of type ndarray; it must be a measure"),
+    "the nonlinearity of an array": (lambda: lp.nonlinearity(f(I2), [0.0, 0.0]), "mu is of type ndarray"),
+    "particles of an array": (lambda: lp.particles([SOFTMAX], f(I2), KEY, 3), "mu is of type ndarray"),
+    "heads that are not": (
+        lambda: lp.MultiHead(f([SOFTMAX])),
+        "heads[0] is of type SoftmaxAttention; it must be a Head",
+    ),
+    "one head for heads": (lambda: lp.MultiHead(f(HEAD)), "heads is one Head; it must be a list of heads"),
+    "one component for components": (lambda: lp.Mixture([1.0], f(GAUSSIAN)), "components is one Gaussian"),
+    "a cgf that is a number": (lambda: lp.FromCGF(f(3), 2), "cgf is 3; it must be a function"),
+    "a cgf of another dimension": (
+        lambda: lp.FromCGF(lambda t: t @ jnp.ones(3), 2),
+        "cgf fails on a vector of dimension 2",
+    ),
+    "a cgf written with numpy": (lambda: lp.FromCGF(lambda t: np.exp(t).sum() - 2, 2), "written with jax.numpy"),
+    "a sampler that is a number": (lambda: lp.FromSampler(f(3), 2, KEY), "sample is 3; it must be a function"),
+    "masked tokens": (lambda: lp.Empirical(np.ma.masked_less(I2, 1)), "points is a masked array"),
+    "keys for tokens": (lambda: lp.Empirical(f(jax.random.split(KEY, 4).reshape(2, 2))), "they must be real numbers"),
+    "ragged half widths": (lambda: lp.Cube(f([[1.0], [2.0, 3.0]])), "half_width is not an array"),
+    "many queries at once": (lambda: SOFTMAX(GAUSSIAN, f(I2)), "it must be one query (for many, use map)"),
+    "samples that overflow": (
+        lambda: lp.Gaussian([0.0], [[1e300]]).tilt([1e10]).sample(KEY, 3),
+        "a sample overflows float64",
+    ),
+    "a sub-Gaussian constant that overflows": (
+        lambda: lp.Empirical([[1e200, 1e200], [-1e200, 1e200]]).subgaussian(),
+        "the sub-Gaussian constant overflows float64",
+    ),
     "deviations of one prompt": (
         lambda: deviation(SOFTMAX, GAUSSIAN, I2, 10, KEY, 1),
         "replicates is 1; it must be at least 2",
@@ -167,5 +218,10 @@ def test_shapes_are_judged_under_tracing_too():
 
 def test_good_input_of_every_type_is_taken():
     expected = np.asarray(GAUSSIAN.cgf(np.array([1.0, 2.0])))
+    for n in (3, 3.0, np.int64(3), np.array(3), jnp.int32(3)):
+        assert GAUSSIAN.sample(KEY, f(n)).shape == (3, 2)
+    assert GAUSSIAN.sample(jax.random.PRNGKey(0), 3).shape == (3, 2)
+    slope = jax.grad(lambda a: lp.Gaussian([a, 0.0], I2).cgf([1.0, 2.0]))(0.5)
+    assert float(slope) == 1.0
     for theta in ([1, 2], (1.0, 2.0), np.array([1, 2]), np.array([1, 2], np.float32), jnp.array([1, 2])):
         np.testing.assert_allclose(GAUSSIAN.cgf(theta), expected)

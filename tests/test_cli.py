@@ -22,30 +22,18 @@ def largeprompt(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    out = tmp_path_factory.mktemp("smoke") / "deep" / "folder"
-    return out, largeprompt("reproduce", "--preset", "smoke", "--out", str(out), "--json")
-
-
-@pytest.mark.xdist_group("cli")
-def test_reproduce_writes_its_files_and_prints_its_numbers(smoke):
-    out, run = smoke
+def test_reproduce_writes_its_files_and_prints_its_numbers(tmp_path):
+    out = tmp_path / "deep" / "folder"
+    run = largeprompt("reproduce", "--preset", "smoke", "--out", str(out), "--json")
     assert run.returncode == 0, run.stderr
-    assert {path.name for path in out.iterdir()} == FILES
-    numbers = json.loads(run.stdout)
-    assert len(numbers["deviations"]) == 3 * 3 * 3
-    assert all(np.isfinite(row["mean_square"]) and row["stderr"] > 0 for row in numbers["deviations"])
     assert run.stderr == ""
-
-
-@pytest.mark.xdist_group("cli")
-def test_the_dataset_on_disk_is_what_was_printed_and_near_the_prediction(smoke):
-    out, run = smoke
+    assert {path.name for path in out.iterdir()} == FILES
+    rows = json.loads(run.stdout)["deviations"]
+    assert len(rows) == 3 * 3 * 3
+    assert all(np.isfinite(row["mean_square"]) and row["stderr"] > 0 for row in rows)
     data = xr.load_dataset(out / "convergence.nc", engine="scipy")
-    row = json.loads(run.stdout)["deviations"][0]
-    point = data.sel(law=row["law"], quantity=row["quantity"], L=row["L"])
-    assert float(point.mean_square) == row["mean_square"]
+    point = data.sel(law=rows[0]["law"], quantity=rows[0]["quantity"], L=rows[0]["L"])
+    assert float(point.mean_square) == rows[0]["mean_square"]
     signs = data.sel(law="Rademacher", L=1000)
     z = (signs.mean_square - signs.predicted) / signs.stderr
     assert float(np.abs(z).max()) < 5
@@ -57,6 +45,7 @@ def test_the_dataset_on_disk_is_what_was_printed_and_near_the_prediction(smoke):
     [
         (("reproduce", "--preset", "huge"), "preset is 'huge'; it must be one of smoke, quick"),
         (("reproduce", "--preset", "smoke", "--seed", "-1"), "seed is -1; it must be at least 0"),
+        (("reproduce", "--preset", "smoke", "--seed", str(2**64)), "it must be below 4294967296"),
         (("reproduce", "--preset", "smoke", "--out", "/dev/null/here"), "/dev/null"),
     ],
 )

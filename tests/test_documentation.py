@@ -92,16 +92,33 @@ def layer_of(path: Path) -> str:
     return part.removesuffix(".py")
 
 
+def imported_layers(source: str, package: tuple[str, ...]) -> set[str]:
+    """The layers that a module inside `package` imports, however it writes it."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            names += [f"{origin}.{alias.name}" for alias in node.names]
+    return {parts[1] for parts in (name.split(".") for name in names) if parts[0] == "largeprompt" and len(parts) > 1}
+
+
+@pytest.mark.parametrize(
+    "line", ["from largeprompt import attention", "import largeprompt.attention as a", "from ..attention import Head"]
+)
+def test_every_way_of_importing_is_seen(line):
+    assert "attention" in imported_layers(line, ("largeprompt", "measures"))
+
+
 def test_imports_point_down():
     for path in modules():
         layer = layer_of(path)
-        if layer not in LAYERS:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = node.module if isinstance(node, ast.ImportFrom) and node.level == 0 else None
-            if name and name.startswith("largeprompt.") and not name.startswith("largeprompt._"):
-                other = name.split(".")[1]
-                assert LAYERS.index(other) <= LAYERS.index(layer), f"{path} imports {name}"
+        if layer in LAYERS:
+            package = ("largeprompt", *path.relative_to(SOURCE).parts[:-1])
+            for other in imported_layers(path.read_text(), package) & set(LAYERS):
+                assert LAYERS.index(other) <= LAYERS.index(layer), f"{path} imports {other}"
 
 
 def test_every_folder_of_the_package_is_a_layer_of_the_architecture_page():

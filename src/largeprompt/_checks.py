@@ -1,6 +1,7 @@
 """What a valid input is, said once: every public constructor and function asks here before anything is traced."""
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -25,23 +26,36 @@ _evaluated = jax.ensure_compile_time_eval
 
 def array(name: str, x: Any, shape: tuple[Size, ...]) -> Array:
     """`x` as a finite real floating-point array of the given shape (`None` = any positive size)."""
-    if not isinstance(x, Array):
-        try:
-            x = np.asarray(x)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{name} is not an array: {error}") from None
-    if not (x.dtype.kind in "biu" or jnp.issubdtype(x.dtype, jnp.floating)):
+    x = _as_array(name, x)
+    if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
         raise ValueError(f"{name} has entries of type {x.dtype}; they must be real numbers")
     if len(x.shape) != len(shape) or any(s is not None and s != n for n, s in zip(x.shape, shape, strict=True)):
         wanted = ", ".join("any" if s is None else str(s) for s in shape)
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted})")
     if 0 in x.shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must not be empty")
-    dtype = None if jnp.issubdtype(x.dtype, jnp.floating) else float
+    # sums over tokens in half precision overflow or stall; everything narrower than float32 is widened
+    dtype = float if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32 if x.dtype.itemsize < 4 else None
     if is_traced(x):
         return jnp.asarray(x, dtype)
     with _evaluated():
         return finite(name, jnp.asarray(x, dtype))
+
+
+def _as_array(name: str, x: Any) -> Any:
+    """`x` as a NumPy or JAX array of whatever type and shape."""
+    if isinstance(x, Array):
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array; fill or drop its masked entries")
+    try:
+        x = np.asarray(x)
+        return x.astype(np.float64) if x.dtype == np.longdouble else x
+    except (ValueError, TypeError) as error:
+        try:
+            return jnp.asarray(x)  # a list with traced entries
+        except (ValueError, TypeError):
+            raise ValueError(f"{name} is not an array: {str(error).splitlines()[0]}") from None
 
 
 def _first(wrong: Array) -> tuple[int, ...]:
@@ -93,12 +107,24 @@ def nonnegative(name: str, x: Array) -> Array:
 
 def count(name: str, n: Any, *, at_least: int = 1) -> int:
     """`n` as a whole number of at least `at_least`."""
-    whole = isinstance(n, int | np.integer) or (isinstance(n, float | np.floating) and float(n).is_integer())
-    if not whole or isinstance(n, bool):
+    if isinstance(n, float | np.floating) and float(n).is_integer():
+        n = int(n)
+    try:
+        whole = operator.index(n)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        whole = None
+    if whole is None or isinstance(n, bool):
         raise ValueError(f"{name} is {n!r}; it must be a whole number of at least {at_least}")
-    if n < at_least:
+    if whole < at_least:
         raise ValueError(f"{name} is {n}; it must be at least {at_least}")
-    return int(n)
+    return whole
+
+
+def key(k: Any) -> Any:
+    """`k` itself, once it is a JAX key, of the new style or the old."""
+    if not isinstance(k, Array) or not (jnp.issubdtype(k.dtype, jax.dtypes.prng_key) or k.dtype == jnp.uint32):
+        raise ValueError(f"key is {k!r}; it must be a JAX key, such as jax.random.key(0)")
+    return k
 
 
 def prompt_length(L: Any) -> int | float:
@@ -124,10 +150,13 @@ def covariance(name: str, x: Any, dim: Size = None) -> Array:
         if asymmetry > slack:
             raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
         x = (x + x.T) / 2
-        lowest = float(jnp.linalg.eigvalsh(x)[0])
+        values, vectors = jnp.linalg.eigh(x)
+        lowest = float(values[0])
         if lowest < -slack:
             raise ValueError(f"{name} has the eigenvalue {lowest:.3g}; a covariance has none below 0")
-        return x
+        rounding = 10 * x.shape[0] * float(jnp.finfo(x.dtype).eps) * float(jnp.abs(x).max())
+        # what is negative beyond the rounding of a product is taken out, so that moments and samples agree
+        return x if lowest >= -rounding else (vectors * jnp.maximum(values, 0)) @ vectors.T
 
 
 def probabilities(name: str, w: Any, n: int) -> Array:
@@ -149,8 +178,7 @@ def vector(name: str, x: Numbers, dim: Size = None) -> Array:
 
 def scales(name: str, x: Any) -> Array:
     """`x` as a vector of non-negative lengths, one a coordinate; a single number is one coordinate."""
-    if not isinstance(x, Array):
-        x = np.asarray(x)
+    x = _as_array(name, x)
     return nonnegative(name, vector(name, x.reshape(1) if x.ndim == 0 else x))
 
 

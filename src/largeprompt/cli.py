@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -134,7 +135,8 @@ def _print_tables(data: xr.Dataset, settings) -> None:
         table.add_section()
         fits = [slopes.sel(law=law, quantity=q) for q in data.quantity.values]
         table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"±{float(fit.stderr):.3f}")])
-        screen.print(table)
+        # a table needs its width: on a narrower terminal lines wrap, but no digit is cut
+        screen.print(table, width=max(76, screen.width), crop=False)
     screen.print(
         f"{settings.replicates} prompts a length, {settings.queries} queries, token dimension {settings.dim}, "
         f"seed {settings.seed}, {data.attrs['seconds']:.0f} s; slopes over the longer half of the lengths, predicted -1"
@@ -149,6 +151,11 @@ def main() -> None:
         errors.print(f"largeprompt: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except SystemExit as end:
-        if end.code == 130:  # Ctrl-C, as the command-line library reports it
-            errors.print("largeprompt: interrupted; files already written are whole", highlight=False)
-        raise
+        if end.code != 130:
+            raise
+        # Ctrl-C, as the command-line library reports it. Leave at once: XLA's threads may be at work, and taking the
+        # interpreter down around them crashes.
+        errors.print("largeprompt: interrupted; files already written are whole", highlight=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)

@@ -43,6 +43,14 @@ def test_the_default_initialisation_is_uniform_within_one_over_root_fan_in():
         np.testing.assert_allclose(entries.var(), 1 / 3, atol=5 * np.sqrt(4 / 45 / entries.size))
 
 
+def test_the_output_matrix_of_many_heads_is_drawn_as_one():
+    """Concatenated, the heads' O is one torch.nn.Linear(64, 64): entries within 1/√64, filling that range."""
+    heads = lp.MultiHead.pytorch_default(jax.random.key(2), 64, 4).heads
+    largest = max(float(np.abs(h.O).max()) for h in heads if h.O is not None)
+    assert 0.99 / 8 < largest <= 1 / 8
+    assert 0.99 / 8 < max(float(np.abs(h.K).max()) for h in heads) <= 1 / 8
+
+
 def test_the_default_score_scale_is_one_and_scale_multiplies_u():
     K, Q, V = (catalogue.matrix(seed, D, D) for seed in range(7, 10))
     np.testing.assert_allclose(lp.Head(K, Q, V).merged().U, K.T @ Q)

@@ -35,7 +35,9 @@ def loss(U, points, queries):
 def temporary_bytes(function, L, queries):
     """What the compiled program sets aside beside its arguments and results; nothing is run."""
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((D, D), (L, D), (queries, D))]
-    return jax.jit(function).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    analysis = jax.jit(function).lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("queries", [1, 1000])
@@ -44,6 +46,17 @@ def test_extra_memory_does_not_grow_with_the_prompt(function, queries):
     """Ten million tokens of dimension 6 are 480 MB; a plain softmax of 1,000 queries on them would hold 80 GB."""
     for L in (10**7, 10**8):
         assert temporary_bytes(function, L, queries) < 50e6
+
+
+def test_wide_tokens_are_not_copied():
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((256, 256), (200_000, 256), (32, 256))]
+
+    def wide(U, points, queries):
+        return lp.SoftmaxAttention(U, jnp.eye(256)).map(lp.Empirical(points), queries)
+
+    analysis = jax.jit(wide).lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
+    assert analysis.temp_size_in_bytes < 150e6  # the prompt itself has 410 MB
 
 
 def test_the_measure_of_memory_sees_a_plain_softmax():

@@ -109,7 +109,6 @@ def test_the_error_of_a_sampled_law_covers_the_truth():
     known = lp.FromSampler(truth.sample, 2, jax.random.key(2), size=50_000)
     theta = np.array([0.8, -0.5])
     tilted = known.tilt(theta)
-    assert isinstance(tilted, lp.FromSampler)
     stderr = np.sqrt(np.diag(tilted.mean_error()))
     assert_close_in_sigmas(tilted.mean(), truth.tilt(theta).mean(), stderr)
     assert_close_in_sigmas(known.cgf(theta), truth.cgf(theta), known.cgf_stderr(theta))
@@ -120,12 +119,59 @@ def test_the_error_of_a_sampled_law_covers_the_truth():
 def test_the_reported_error_of_a_sampled_law_is_the_spread_over_stand_ins():
     truth, theta = lp.Gaussian([0.0, 0.0], np.eye(2)), np.array([0.9, 0.3])
 
-    def stand_in(key):
-        tilted = lp.FromSampler(truth.sample, 2, key, size=4000).tilt(theta)
-        assert isinstance(tilted, lp.FromSampler)
-        return tilted
-
-    drawn = [stand_in(key) for key in jax.random.split(jax.random.key(3), 400)]
+    keys = jax.random.split(jax.random.key(3), 400)
+    drawn = [lp.FromSampler(truth.sample, 2, key, size=4000).tilt(theta) for key in keys]
     spread = np.cov(np.stack([mu.mean() for mu in drawn]).T)
     reported = np.mean([mu.mean_error() for mu in drawn], axis=0)
     np.testing.assert_allclose(np.diag(spread), np.diag(reported), rtol=5 * np.sqrt(2 / 400))
+
+
+def test_the_subgaussian_constant_of_a_mixture_remembers_components_tilted_away():
+    """A weight of e^{-2000} is zero in float64, and yet the tilt that undoes it brings its component back."""
+    mixture = lp.Mixture([0.5, 0.5], [lp.Empirical([[0.0]]), lp.Empirical([[2000.0]])]).tilt([-1.0])
+    centred = float(mixture.cgf([1.001]) - mixture.mean()[0] * 1.001)
+    assert 2 < centred <= float(mixture.subgaussian()) ** 2 * 1.001**2 / 2
+
+
+def test_a_component_of_weight_zero_does_not_count():
+    cube = lp.Cube([1.0])
+    mixture = lp.Mixture([1.0, 0.0], [cube, lp.Gaussian([0.0], [[1e300]])]).tilt([1e10])
+    np.testing.assert_allclose(mixture.mean(), cube.tilt([1e10]).mean())
+    np.testing.assert_allclose(mixture.cov(), cube.tilt([1e10]).cov())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_reverse_mode_through_a_cube_is_finite_far_out(dtype):
+    mu = lp.Cube(np.ones(2, dtype))
+    theta = jnp.asarray([50.0, 0.5], dtype)
+    np.testing.assert_allclose(jax.grad(mu.cgf)(theta), mu.tilt(theta).mean(), rtol=1e-5)
+    slope = jax.jacrev(lambda theta: mu.tilt(theta).mean())(theta)
+    np.testing.assert_allclose(slope, mu.tilt(theta).cov(), rtol=1e-4, atol=1e-7)
+
+
+def test_half_precision_tokens_are_summed_in_single_precision():
+    mean = lp.Empirical(np.full((100_000, 2), 0.1, np.float16)).mean()
+    np.testing.assert_allclose(mean, np.float16(0.1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("dim", [3, 200, 1000])
+@pytest.mark.parametrize("kappa", [0.5, 0.99, 1.01, 20.0])
+def test_third_derivatives_on_the_sphere_match_mpmath(dim, kappa):
+    """A'' = -2AA' - (D-1)(A/κ)', the third cumulant along the tilt."""
+    with mpmath.workdps(60):
+        nu, k = mpmath.mpf(dim) / 2 - 1, mpmath.mpf(kappa)
+        A = mpmath.besseli(nu + 1, k) / mpmath.besseli(nu, k)
+        slope = 1 - A**2 - (dim - 1) * A / k
+        third = float(-2 * A * slope - (dim - 1) * (slope / k - A / k**2))
+    mu = lp.Sphere(1.0, dim)
+
+    def along(t):
+        return mu.cgf(jnp.zeros(dim).at[0].set(t))
+
+    np.testing.assert_allclose(jax.grad(jax.grad(jax.grad(along)))(jnp.asarray(kappa)), third, rtol=1e-8)
+
+
+def test_a_covariance_negative_by_rounding_is_projected():
+    mu = lp.Gaussian(np.zeros(2), np.diag([1.0, -1e-9]))
+    assert float(mu.cgf([0.0, 1e6])) >= 0
+    assert float(mu.cov()[1, 1]) == pytest.approx(0, abs=1e-15)

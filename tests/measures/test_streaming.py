@@ -55,6 +55,32 @@ def test_streamed_moments_equal_direct_ones(streamed, direct, L):
 
 
 @each_moment
+@pytest.mark.parametrize("zero", [slice(0, 1), slice(0, 150), slice(100, 200), slice(200, 300), slice(1, 300)])
+def test_tokens_of_weight_zero_do_not_count(streamed, direct, zero):
+    """Padding on the left, in the middle, on the right, and all but one."""
+    points, _ = prompt(300)
+    weights = np.ones(300)
+    weights[zero] = 0
+    log_weights = jnp.log(jnp.asarray(weights / weights.sum()))
+    kept = jnp.asarray(np.asarray(points)[weights > 0])
+    thetas = jnp.asarray(catalogue.matrix(9, 30, 3))
+    uniform = jnp.full(len(kept), -jnp.log(len(kept)))
+    close(streamed(points, log_weights, thetas[0]), direct(kept, uniform, thetas[0]))
+    ours = jax.jit(jax.vmap(streamed, OVER_TILTS))(points, log_weights, thetas)
+    close(ours, jax.vmap(direct, OVER_TILTS)(kept, uniform, thetas))
+
+
+@each_moment
+def test_single_precision_streams_to_single_precision(streamed, direct):
+    points, log_weights = (array.astype(jnp.float32) for array in prompt(1000))
+    thetas = jnp.asarray(catalogue.matrix(2, 40, 3), jnp.float32)
+    ours = jax.vmap(streamed, OVER_TILTS)(points, log_weights, thetas)
+    assert ours.dtype == jnp.float32
+    theirs = jax.vmap(direct, OVER_TILTS)(*prompt(1000), thetas.astype(jnp.float64))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+@each_moment
 def test_scores_that_rise_along_the_prompt_are_rescaled(streamed, direct):
     """Each chunk holds scores far above all earlier ones: the shift must follow."""
     points = jnp.linspace(-1, 1, 500)[:, None] * jnp.ones(3)

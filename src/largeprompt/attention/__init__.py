@@ -10,6 +10,8 @@ from ._heads import HeadJacobian as HeadJacobian
 from ._heads import MultiHead as MultiHead
 from ._heads import MultiHeadJacobian as MultiHeadJacobian
 from ._heads import chain_rule as chain_rule
+from ._heads import merged_form as merged_form
+from ._heads import softmax_form as softmax_form
 from ._linearity import nonlinearity as nonlinearity
 from ._linearity import relative_nonlinearity as relative_nonlinearity
 from ._pushforward import depth as depth

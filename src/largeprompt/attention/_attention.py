@@ -4,11 +4,12 @@ from typing import Generic, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import BatchLike, Numbers, VectorLike
-from largeprompt.measures import AbstractMeasure
+from largeprompt.measures import AbstractMeasure, as_measure
 
 Derivatives = TypeVar("Derivatives", bound=eqx.Module)
 
@@ -47,19 +48,21 @@ class AbstractLayer(eqx.Module, Generic[Derivatives]):
         return checks.result("the output of attention", _map(self, self._prompt(mu), queries))
 
     def _prompt(self, mu: AbstractMeasure) -> AbstractMeasure:
-        if not isinstance(mu, AbstractMeasure):
-            raise ValueError(f"mu is a {type(mu).__name__}; it must be a measure, such as Empirical(tokens)")
-        if mu.dim != self.dim:
-            raise ValueError(f"mu has tokens of dimension {mu.dim}; this layer takes dimension {self.dim}")
-        return mu
+        return as_measure("mu", mu, self.dim)
 
     def _query(self, z: Numbers) -> Float[Array, " D"]:
+        if np.ndim(z) == 2:
+            raise ValueError(f"z has shape {np.shape(z)}; it must be one query (for many, use map)")
         return checks.vector("z", z, self.dim)
+
+
+_BATCH = 4096
 
 
 @eqx.filter_jit
 def _map(layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Float[Array, "n p"]:
-    return jax.vmap(lambda z: layer._output(mu, z))(queries)
+    # in batches: a measure other than a long prompt holds something for each query of a batch
+    return jax.lax.map(lambda z: layer._output(mu, z), queries, batch_size=_BATCH)
 
 
 class Jacobian(eqx.Module):

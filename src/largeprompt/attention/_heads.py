@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._attention import AbstractLayer, LinearAttention, SoftmaxAttention
+from ._attention import AbstractAttention, AbstractLayer, LinearAttention, SoftmaxAttention
 
 Kind = Literal["softmax", "linear"]
 _KINDS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
@@ -76,27 +76,25 @@ class Head(AbstractLayer[HeadJacobian]):
         *,
         head_dim: int | None = None,
         outputs: int | None = None,
+        heads: int = 1,
         scale: float = 1.0,
         kind: Kind = "softmax",
     ) -> "Head":
-        r"""Entries uniform on $\pm 1/\sqrt{\text{fan-in}}$, as `torch.nn.Linear` draws them. Paper: Appendix A.1."""
+        r"""Entries uniform on $\pm 1/\sqrt{\text{fan-in}}$, as `torch.nn.Linear` draws them. Paper: Appendix A.1.
+
+        `heads` is how many heads share one output matrix, whose fan-in is `heads` times `head_dim`.
+        """
         dim = checks.count("dim", dim)
         inner = dim if head_dim is None else checks.count("head_dim", head_dim)
         p = dim if outputs is None else checks.count("outputs", outputs)
 
-        def linear(key, fan_out, fan_in):
-            bound = 1 / math.sqrt(fan_in)
+        def linear(key, fan_out, fan_in, shared=1):
+            bound = 1 / math.sqrt(fan_in * shared)
             return jax.random.uniform(key, (fan_out, fan_in), minval=-bound, maxval=bound)
 
-        K, Q, V, O = jax.random.split(key, 4)
-        return cls(
-            linear(K, inner, dim),
-            linear(Q, inner, dim),
-            linear(V, inner, dim),
-            linear(O, p, inner),
-            scale,
-            kind,
-        )
+        K, Q, V, O = jax.random.split(checks.key(key), 4)
+        O = linear(O, p, inner, checks.count("heads", heads))
+        return cls(linear(K, inner, dim), linear(Q, inner, dim), linear(V, inner, dim), O, scale, kind)
 
     @property
     def dim(self) -> int:
@@ -138,7 +136,12 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
     heads: tuple[Head, ...]
 
     def __init__(self, heads: Sequence[Head]):
+        if isinstance(heads, AbstractLayer):
+            raise ValueError(f"heads is one {type(heads).__name__}; it must be a list of heads")
         self.heads = tuple(heads)
+        for i, head in enumerate(self.heads):
+            if not isinstance(head, Head):
+                raise ValueError(f"heads[{i}] is of type {type(head).__name__}; it must be a Head")
         shapes = [(head.dim, head.outputs) for head in self.heads]
         if len(set(shapes)) != 1:
             raise ValueError(
@@ -149,14 +152,14 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
     def pytorch_default(
         cls, key: PRNGKeyArray, dim: int, heads: int, *, head_dim: int | None = None, **options
     ) -> "MultiHead":
-        """`heads` heads of `head_dim` (by default dim / heads), each drawn as `Head.pytorch_default` draws it."""
-        heads = checks.count("heads", heads)
+        """Heads of `head_dim` (by default dim / heads), drawn as `torch.nn.Linear` draws K, Q, V and one O for all."""
+        heads, dim = checks.count("heads", heads), checks.count("dim", dim)
         if head_dim is None:
             if dim % heads:
                 raise ValueError(f"dim is {dim} and heads is {heads}; dim must be a multiple, or give head_dim")
             head_dim = dim // heads
-        keys = jax.random.split(key, heads)
-        return cls([Head.pytorch_default(k, dim, head_dim=head_dim, **options) for k in keys])
+        keys = jax.random.split(checks.key(key), heads)
+        return cls([Head.pytorch_default(k, dim, head_dim=head_dim, heads=heads, **options) for k in keys])
 
     @property
     def dim(self) -> int:
@@ -172,3 +175,20 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
     def _jacobian(self, mu, z) -> MultiHeadJacobian:
         parts = tuple(head._jacobian(mu, z) for head in self.heads)
         return MultiHeadJacobian(heads=parts, z=jnp.stack([part.z for part in parts]).sum(axis=0))
+
+
+def merged_form(layer: AbstractLayer) -> AbstractAttention:
+    """A layer of one head in its (U, V) form."""
+    if isinstance(layer, Head):
+        return layer.merged()
+    if not isinstance(layer, AbstractAttention):
+        raise ValueError(f"the layer is of type {type(layer).__name__}; it must be one head or a (U, V) form")
+    return layer
+
+
+def softmax_form(layer: AbstractLayer) -> SoftmaxAttention:
+    """A layer of one softmax head in its (U, V) form; what holds of softmax only refuses the rest here."""
+    merged = merged_form(layer)
+    if not isinstance(merged, SoftmaxAttention):
+        raise ValueError("the layer is linear attention; this holds of softmax attention only")
+    return merged

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
+from largeprompt.measures import AbstractMeasure, Empirical, Gaussian, as_measure
 
 from ._attention import AbstractLayer
 
@@ -23,11 +23,7 @@ def pushforward(layer: AbstractLayer, mu: Gaussian, nu: Gaussian | None = None) 
     """
     nu = mu if nu is None else nu
     for name, law in (("mu", mu), ("nu", nu)):
-        if not isinstance(law, Gaussian):
-            raise ValueError(
-                f"{name} is a {type(law).__name__}; only Gaussians have a pushforward in closed form "
-                "(push a sample through with particles instead)"
-            )
+        _refuse_what_is_not_gaussian(name, law, layer.dim)
     A, b = _affine_map(layer, mu)
     return Gaussian(b + A @ nu.m, A @ nu.Gamma @ A.T)
 
@@ -38,6 +34,7 @@ def depth(layers: Sequence[AbstractLayer], mu: Gaussian, *, residual: bool = Fal
     $\mu_{k+1} = (T_k[\mu_k])_\#\mu_k$, or with `residual` the law of $z + T_k[\mu_k](z)$.
     Paper: Lemma 2.1, applied again and again.
     """
+    _refuse_what_is_not_gaussian("mu", mu)
     laws = [mu]
     for k, layer in enumerate(layers):
         _refuse_another_dimension(k, layer)
@@ -51,6 +48,14 @@ def depth(layers: Sequence[AbstractLayer], mu: Gaussian, *, residual: bool = Fal
     return laws
 
 
+def _refuse_what_is_not_gaussian(name: str, law: AbstractMeasure, dim: int | None = None) -> None:
+    if not isinstance(as_measure(name, law, dim), Gaussian):
+        raise ValueError(
+            f"{name} is of type {type(law).__name__}; only Gaussians have a pushforward in closed form "
+            "(push a sample through with particles instead)"
+        )
+
+
 def _refuse_another_dimension(k: int, layer: AbstractLayer) -> None:
     if layer.outputs != layer.dim:
         raise ValueError(f"layers[{k}] sends dimension {layer.dim} to {layer.outputs}; depth needs them equal")
@@ -60,7 +65,7 @@ def particles(
     layers: Sequence[AbstractLayer], mu: AbstractMeasure, key: PRNGKeyArray, n: int, *, residual: bool = False
 ) -> list[Empirical]:
     """The same for any law and a prompt of `n` tokens: each layer sends every token through the prompt they form."""
-    laws = [Empirical(mu.sample(key, checks.count("n", n)))]
+    laws = [Empirical(as_measure("mu", mu).sample(key, checks.count("n", n)))]
     for k, layer in enumerate(layers):
         _refuse_another_dimension(k, layer)
         points = layer.map(laws[-1], laws[-1].points)

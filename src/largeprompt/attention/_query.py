@@ -2,7 +2,7 @@ import math
 
 from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
-from largeprompt.measures import AbstractMeasure, Empirical, Mixture
+from largeprompt.measures import AbstractMeasure, Empirical, Mixture, as_measure
 
 
 def with_query(mu: AbstractMeasure, z: VectorLike, L: int | float | None = None) -> AbstractMeasure:
@@ -11,10 +11,12 @@ def with_query(mu: AbstractMeasure, z: VectorLike, L: int | float | None = None)
     `L` is the number of tokens of an `Empirical` prompt unless said otherwise; for `L = inf` the query has no weight.
     Paper: Remark 3.2.
     """
-    z = checks.vector("z", z, mu.dim)
+    z = checks.vector("z", z, as_measure("mu", mu).dim)
     if L is None:
         if not isinstance(mu, Empirical):
-            raise ValueError(f"L is None and mu is a {type(mu).__name__}; only an Empirical has a length of its own")
+            raise ValueError(
+                f"L is None and mu is of type {type(mu).__name__}; only an Empirical has a length of its own"
+            )
         L = mu.size
     L = checks.prompt_length(L)
     if math.inf == L:

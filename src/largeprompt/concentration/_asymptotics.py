@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
-from largeprompt.attention import SoftmaxAttention
+from largeprompt.attention import AbstractLayer, SoftmaxAttention, softmax_form
 from largeprompt.measures import AbstractMeasure
 
 
@@ -17,23 +17,25 @@ class Rates(eqx.Module):
     U: Float[Array, ""]
 
 
-def output_covariance(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Float[Array, "p p"]:
+def output_covariance(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, "p p"]:
     r"""$\lim_L L\cdot\mathrm{Cov}(T[\hat\mu_L](z))$, the sharp law of large prompts.
 
     It is $e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V[\mathrm{cov}(\mu_{2\theta}) + bb^\top]V^\top$, where $\theta = Uz$
     and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$.
     """
+    attention = softmax_form(layer)
     inflation, _, second, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
     return checks.result("the limit covariance", inflation * attention.V @ second @ attention.V.T)
 
 
-def output_bias(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
+def output_bias(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
     r"""$\lim L\cdot(E\,T[\hat\mu_L](z) - T[\mu](z)) = -e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V b$."""
+    attention = softmax_form(layer)
     inflation, b, _, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
     return checks.result("the limit bias", -inflation * attention.V @ b)
 
 
-def rates(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Rates:
+def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
     r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query.
 
     Delta method: with $\omega = e^{\langle\theta,z'\rangle-\Lambda(\theta)}$, $y = z' - \mathrm{mean}(\mu_\theta)$ and
@@ -41,6 +43,7 @@ def rates(attention: SoftmaxAttention, mu: AbstractMeasure, z: VectorLike) -> Ra
     the average of $\omega(y\langle V_i, y\rangle - HV_i)$; and $E\,\omega^2 f = e^{\Lambda(2\theta)-2\Lambda(\theta)}
     E_{\mu_{2\theta}} f$.
     """
+    attention = softmax_form(layer)
     constants = _rates(attention, attention._prompt(mu), attention._query(z))
     return jax.tree.map(lambda constant: checks.result("the rate", constant), constants)
 

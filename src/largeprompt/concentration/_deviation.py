@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._typing import BatchLike
-from largeprompt.attention import SoftmaxAttention
+from largeprompt.attention import AbstractAttention, AbstractLayer, merged_form
 from largeprompt.measures import AbstractMeasure, Empirical
 
 
@@ -21,7 +21,7 @@ class Deviation(eqx.Module):
 
 
 def deviation(
-    attention: SoftmaxAttention,
+    layer: AbstractLayer,
     mu: AbstractMeasure,
     queries: BatchLike,
     L: int,
@@ -33,15 +33,16 @@ def deviation(
     Measured on `replicates` fresh prompts of `L` tokens, streamed one after the other. Paper: the left-hand sides of
     Propositions 3.1 and 3.4.
     """
+    attention = merged_form(layer)
     queries = checks.matrix("queries", queries, None, attention.dim)
     L, replicates = checks.count("L", L), checks.count("replicates", replicates, at_least=2)
-    squares = _squares(attention, attention._prompt(mu), queries, jax.random.split(key, replicates), L)
+    squares = _squares(attention, attention._prompt(mu), queries, jax.random.split(checks.key(key), replicates), L)
     means = [checks.result("the deviation", s.mean()) for s in squares]
     return Deviation(*means, *[s.std(ddof=1) / jnp.sqrt(replicates) for s in squares])
 
 
 @eqx.filter_jit
-def _squares(attention: SoftmaxAttention, mu: AbstractMeasure, queries, keys, L: int):
+def _squares(attention: AbstractAttention, mu: AbstractMeasure, queries, keys, L: int):
     """The three squared deviations, averaged over queries, of each prompt."""
     thetas = queries @ attention.U.T
 

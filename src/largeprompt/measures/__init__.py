@@ -7,6 +7,7 @@ from ._from_cgf import FromCGF as FromCGF
 from ._from_sampler import FromSampler as FromSampler
 from ._gaussian import Gaussian as Gaussian
 from ._measure import AbstractMeasure as AbstractMeasure
+from ._measure import as_measure as as_measure
 from ._mixture import Mixture as Mixture
 from ._product import Product as Product
 from ._rademacher import Rademacher as Rademacher

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._measure import AbstractMeasure
+from ._measure import AbstractMeasure, as_measure
 
 
 class Affine(AbstractMeasure):
@@ -19,11 +19,9 @@ class Affine(AbstractMeasure):
     mu: AbstractMeasure
 
     def __init__(self, A: Numbers, b: Numbers, mu: AbstractMeasure):
-        if not isinstance(mu, AbstractMeasure):
-            raise ValueError(f"mu is a {type(mu).__name__}; it must be a measure")
+        self.mu = as_measure("mu", mu)
         self.A = checks.matrix("A", A, None, mu.dim)
         self.b = checks.vector("b", b, self.A.shape[0])
-        self.mu = mu
 
     @property
     def dim(self) -> int:
@@ -44,5 +42,5 @@ class Affine(AbstractMeasure):
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.mu._sample(key, n) @ self.A.T + self.b
 
-    def subgaussian(self):
-        return jnp.linalg.norm(self.A, 2) * self.mu.subgaussian()
+    def _subgaussian(self):
+        return jnp.linalg.norm(self.A, 2) * self.mu._subgaussian()

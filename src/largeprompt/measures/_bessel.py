@@ -75,12 +75,14 @@ def _debye(order: float, q):
 def _descent(order: float, q):
     """The same three at any order, by B_ν = 1/(2(ν+1) + q B_{ν+1}) and its derivative."""
     top, steps = _top(order)
-    remainder, ratio, climb = _debye(top, q)
-    for nu in top - 1 - np.arange(steps):
+
+    def step(carry, nu):
+        remainder, ratio, climb = carry
         ratio = 1 / (2 * (nu + 1) + q * ratio)
-        remainder = remainder - jnp.log(2 * (nu + 1) * ratio)
-        climb = ratio**2 * (2 * (nu + 1) - q * climb)
-    return remainder, ratio, climb
+        return (remainder - jnp.log(2 * (nu + 1) * ratio), ratio, ratio**2 * (2 * (nu + 1) - q * climb)), None
+
+    # a loop, not unrolled: it is compiled once for each derivative asked for, and nothing is differentiated through it
+    return jax.lax.scan(step, _debye(top, q), top - 1 - jnp.arange(steps, dtype=q.dtype))[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -93,9 +95,10 @@ def bessel_ratio(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
 def _bessel_ratio_jvp(order, primals, tangents):
     (q,) = primals
     ratio = bessel_ratio(order, q)
-    # B' = ½B(B_{ν+1} - B) has no singularity at 0; past 1 the same thing as ((κB)' - B)/2q does not cancel.
+    # B' = ½B(B_{ν+1} - B) has no singularity at 0; past κ = ν+1 the same thing as ((κB)' - B)/2q cancels less.
+    is_near = q < (order + 1) ** 2
     near = ratio * (bessel_ratio(order + 1, q) - ratio) / 2
-    slope = jnp.where(q < 1, near, (_bessel_climb(order, q) - ratio) / (2 * jnp.where(q < 1, 1.0, q)))
+    slope = jnp.where(is_near, near, (_bessel_climb(order, q) - ratio) / (2 * jnp.where(is_near, 1.0, q)))
     return ratio, slope * tangents[0]
 
 

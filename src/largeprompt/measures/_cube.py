@@ -33,15 +33,18 @@ def _polynomial(coefficients: list[float], q):
 
 
 def _split(x):
-    """Where the series serves, and |x| with 1 put there so that the closed form stays finite and smooth."""
+    """Where the series serves, x with 0 elsewhere for it, and |x| with 1 there for the closed form.
+
+    Each form sees only what it can bear: an overflow in the one not chosen would be NaN in reverse mode.
+    """
     near = jnp.abs(x) < 1
-    return near, jnp.where(near, 1.0, jnp.abs(x))
+    return near, jnp.where(near, x, 0.0), jnp.where(near, 1.0, jnp.abs(x))
 
 
 def _log_sinhc(x):
     """log(sinh x / x)."""
-    near, far = _split(x)
-    return jnp.where(near, x**2 * _polynomial(_SERIES, x**2), far + _remainder(far))
+    near, small, far = _split(x)
+    return jnp.where(near, small**2 * _polynomial(_SERIES, small**2), far + _remainder(far))
 
 
 def _remainder(far):
@@ -51,17 +54,17 @@ def _remainder(far):
 
 def _langevin(x):
     """Its derivative, coth x - 1/x."""
-    near, far = _split(x)
+    near, small, far = _split(x)
     slopes = [2 * (k + 1) * c for k, c in enumerate(_SERIES)]
-    return jnp.where(near, x * _polynomial(slopes, x**2), jnp.sign(x) * (1 / jnp.tanh(far) - 1 / far))
+    return jnp.where(near, small * _polynomial(slopes, small**2), jnp.sign(x) * (1 / jnp.tanh(far) - 1 / far))
 
 
 def _langevin_slope(x):
     """Its second derivative, 1/x² - 1/sinh² x."""
-    near, far = _split(x)
+    near, small, far = _split(x)
     curvatures = [(2 * k + 2) * (2 * k + 1) * c for k, c in enumerate(_SERIES)]
     decay = jnp.exp(-2 * far)
-    return jnp.where(near, _polynomial(curvatures, x**2), 1 / far**2 - 4 * decay / (1 - decay) ** 2)
+    return jnp.where(near, _polynomial(curvatures, small**2), 1 / far**2 - 4 * decay / (1 - decay) ** 2)
 
 
 class Cube(AbstractMeasure):
@@ -84,7 +87,7 @@ class Cube(AbstractMeasure):
     def _cgf(self, theta):
         start, step = self.h * self.theta, self.h * theta
         end = start + step
-        (near_start, far_start), (near_end, far_end) = _split(start), _split(end)
+        (near_start, _, far_start), (near_end, _, far_end) = _split(start), _split(end)
         # On one side of zero the |x| parts differ by the step itself: no cancellation between numbers of size 1e6.
         same_side = ~near_start & ~near_end & (jnp.sign(start) == jnp.sign(end))
         along = jnp.sign(start) * step + _remainder(far_end) - _remainder(far_start)
@@ -107,6 +110,6 @@ class Cube(AbstractMeasure):
         distance = jnp.where(rate == 0, 2 * survival, -jnp.log1p(survival * jnp.expm1(-2 * some)) / some)
         return jnp.where(self.theta < 0, -1.0, 1.0) * self.h * (1 - distance)
 
-    def subgaussian(self):
+    def _subgaussian(self):
         """σ² = max h²/3: the second derivative of Λ is largest at 0, whatever the tilt."""
         return self.h.max() / math.sqrt(3)

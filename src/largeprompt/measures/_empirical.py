@@ -1,7 +1,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
@@ -14,8 +14,8 @@ class Empirical(AbstractMeasure):
     r"""A finite prompt: atoms $z_1,\dots,z_L$ with weights $\pi_l$ (uniform by default).
 
     $\Lambda(\theta) = \log\sum_l \pi_l e^{\langle\theta, z_l\rangle}$, and the weights of a tilt are the softmax
-    of its scores. A tilt is kept as its $\theta$ and costs nothing; tokens are streamed when a number is asked for,
-    so that a prompt of 10⁷ tokens needs no memory beyond itself.
+    of its scores. A tilt is kept as its $\theta$ and costs nothing; tokens are streamed when a moment is asked for,
+    so that attention on 10⁷ tokens needs a few megabytes beside them.
 
     Paper: Section 2, finite-length prompt.
     """
@@ -60,12 +60,15 @@ class Empirical(AbstractMeasure):
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]
 
-    def subgaussian(self):
-        """The radius of a ball that holds every atom (Hoeffding), the smaller of two simple ones."""
-        points = self.points
-        if self.log_weights is not None:
-            held = (self.log_weights > -jnp.inf)[:, None]
-            points = jnp.where(held, points, points[jnp.argmax(self.log_weights)])
-        middle = (points.max(axis=0) + points.min(axis=0)) / 2
-        radii = [jnp.linalg.norm(points - centre, axis=1).max() for centre in (points.mean(axis=0), middle)]
-        return jnp.minimum(*radii)
+    def _subgaussian(self):
+        """The radius of a ball that holds every atom of positive weight (Hoeffding)."""
+        held = jnp.ones(self.size, bool) if self.log_weights is None else self.log_weights > -jnp.inf
+        return enclosing_radius(self.points, held)
+
+
+def enclosing_radius(points: Float[Array, "n D"], held: Bool[Array, " n"]) -> Float[Array, ""]:
+    """The radius of a ball around the points that are held, the smaller of two simple ones."""
+    points = jnp.where(held[:, None], points, points[jnp.argmax(held)])
+    middle = (points.max(axis=0) + points.min(axis=0)) / 2
+    radii = [jnp.linalg.norm(points - centre, axis=1).max() for centre in (points.mean(axis=0), middle)]
+    return jnp.minimum(*radii)

@@ -32,6 +32,9 @@ class FromCGF(AbstractMeasure):
         sample: Callable[[PRNGKeyArray, int], Float[Array, "n D"]] | None = None,
         subgaussian: Numbers | None = None,
     ):
+        for name, function in (("cgf", cgf), ("sample", sample)):
+            if not (callable(function) or (name == "sample" and function is None)):
+                raise ValueError(f"{name} is {function!r}; it must be a function")
         self.theta = jnp.zeros(checks.count("dim", dim))
         self.known_cgf = as_pytree(cgf)
         self.known_sample = None if sample is None else as_pytree(sample)
@@ -65,7 +68,7 @@ class FromCGF(AbstractMeasure):
             )
         return checks.array("what sample(key, n) returned", self.known_sample(key, n), (n, self.dim))
 
-    def subgaussian(self):
+    def _subgaussian(self):
         if self.known_subgaussian is None:
             raise ValueError(
                 "no sub-Gaussian constant follows from the values of a CGF; give FromCGF "
@@ -77,8 +80,12 @@ class FromCGF(AbstractMeasure):
 def _refuse_what_is_no_cgf(cgf, zero) -> None:
     try:
         shape = jax.eval_shape(cgf, zero).shape
-    except AttributeError:
-        raise ValueError("cgf must return one number, as a JAX scalar") from None
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"cgf fails on a vector of dimension {zero.shape[0]} ({type(error).__name__}: {reason}); "
+            "it must be a function written with jax.numpy that returns one number"
+        ) from None
     if shape != ():
         raise ValueError(
             f"cgf returns shape {shape} for a vector of dimension {zero.shape[0]}; it must return a scalar"

@@ -29,9 +29,13 @@ class FromSampler(AbstractMeasure):
         key: PRNGKeyArray,
         size: int = 100_000,
     ):
+        if not callable(sample):
+            raise ValueError(f"sample is {sample!r}; it must be a function (key, n) -> tokens")
         dim, size = checks.count("dim", dim), checks.count("size", size, at_least=2)
         self.known_sample = as_pytree(sample)
-        self.stand_in = Empirical(checks.array("what sample(key, n) returned", sample(key, size), (size, dim)))
+        self.stand_in = Empirical(
+            checks.array("what sample(key, n) returned", sample(checks.key(key), size), (size, dim))
+        )
 
     @property
     def dim(self) -> int:
@@ -61,21 +65,21 @@ class FromSampler(AbstractMeasure):
             return self.stand_in._sample(key, n)
         return checks.array("what sample(key, n) returned", self.known_sample(key, n), (n, self.dim))
 
-    def subgaussian(self):
+    def _subgaussian(self):
         """That of the stand-in, whose support is bounded; the law itself may have none."""
-        return self.stand_in.subgaussian()
+        return self.stand_in._subgaussian()
 
     def effective_size(self) -> Float[Array, ""]:
         r"""$1/\sum_l a_l^2$, how many equally weighted tokens would carry this Monte-Carlo error."""
-        return 1 / jnp.sum(jnp.exp(2 * self.stand_in.log_masses()))
+        return checks.result("the effective size", 1 / jnp.sum(jnp.exp(2 * self.stand_in.log_masses())))
 
     def cgf_stderr(self, theta: VectorLike) -> Float[Array, ""]:
         r"""Standard error of $\Lambda(\theta)$ (delta method)."""
         tilted = self.stand_in._tilt(checks.vector("theta", theta, self.dim))
         change = jnp.exp(tilted.log_masses()) - jnp.exp(self.stand_in.log_masses())
-        return jnp.linalg.norm(change)
+        return checks.result("the standard error", jnp.linalg.norm(change))
 
     def mean_error(self) -> Float[Array, "D D"]:
         r"""Covariance of the Monte-Carlo error of the mean, $\sum_l a_l^2 (z_l-m)(z_l-m)^\top$."""
         centred = (self.stand_in.points - self._mean()) * jnp.exp(self.stand_in.log_masses())[:, None]
-        return centred.T @ centred
+        return checks.result("the Monte-Carlo error", centred.T @ centred)

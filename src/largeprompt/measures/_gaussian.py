@@ -42,10 +42,10 @@ class Gaussian(AbstractMeasure):
         return self.Gamma
 
     def _sample(self, key: PRNGKeyArray, n: int):
-        # A symmetric root, not a Cholesky factor: Γ may be singular.
+        # A root by eigenvectors, not a Cholesky factor: Γ may be singular.
         values, vectors = jnp.linalg.eigh(self.Gamma)
         root = vectors * jnp.sqrt(jnp.maximum(values, 0))
         return self.m + jax.random.normal(key, (n, self.dim), self.m.dtype) @ root.T
 
-    def subgaussian(self):
+    def _subgaussian(self):
         return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(self.Gamma)[-1], 0))

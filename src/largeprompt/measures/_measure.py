@@ -1,5 +1,6 @@
 import abc
 import math
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -7,6 +8,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
+
+Measure = TypeVar("Measure", bound="AbstractMeasure")
 
 
 class AbstractMeasure(eqx.Module):
@@ -17,7 +20,8 @@ class AbstractMeasure(eqx.Module):
 
     Every measure obeys $\Lambda(0)=0$, $\nabla\Lambda(\theta) = \mathrm{mean}(\mu_\theta)$,
     $\nabla^2\Lambda(\theta) = \mathrm{cov}(\mu_\theta)$ and $(\mu_\theta)_\eta = \mu_{\theta+\eta}$.
-    A subclass says what its `_cgf`, `_tilt`, `_mean` and `_cov` are; the public methods check what goes in and out.
+    A subclass says what its `_cgf`, `_tilt`, `_mean`, `_cov`, `_sample` and `_subgaussian` are; the public methods
+    check what goes in and what comes out.
     """
 
     @property
@@ -29,7 +33,7 @@ class AbstractMeasure(eqx.Module):
     def _cgf(self, theta: Float[Array, " D"]) -> Float[Array, ""]: ...
 
     @abc.abstractmethod
-    def _tilt(self, theta: Float[Array, " D"]) -> "AbstractMeasure": ...
+    def _tilt(self: Measure, theta: Float[Array, " D"]) -> Measure: ...
 
     @abc.abstractmethod
     def _mean(self) -> Float[Array, " D"]: ...
@@ -41,14 +45,13 @@ class AbstractMeasure(eqx.Module):
     def _sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n D"]: ...
 
     @abc.abstractmethod
-    def subgaussian(self) -> Float[Array, ""]:
-        r"""A $\sigma$ with $\log E\,e^{\langle\theta, z-Ez\rangle} \le \sigma^2\|\theta\|^2/2$ for every $\theta$."""
+    def _subgaussian(self) -> Float[Array, ""]: ...
 
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""
         return checks.result("cgf(theta)", self._cgf(checks.vector("theta", theta, self.dim)))
 
-    def tilt(self, theta: VectorLike) -> "AbstractMeasure":
+    def tilt(self: Measure, theta: VectorLike) -> Measure:
         r"""The tilted measure $\mu_\theta \propto e^{\langle\theta, z\rangle}\mu$, a measure again."""
         return self._tilt(checks.vector("theta", theta, self.dim))
 
@@ -67,7 +70,11 @@ class AbstractMeasure(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n D"]:
         """`n` independent tokens."""
-        return self._sample(key, checks.count("n", n))
+        return checks.result("a sample", self._sample(checks.key(key), checks.count("n", n)))
+
+    def subgaussian(self) -> Float[Array, ""]:
+        r"""A $\sigma$ with $\log E\,e^{\langle\theta, z-Ez\rangle} \le \sigma^2\|\theta\|^2/2$ for every $\theta$."""
+        return checks.result("the sub-Gaussian constant", self._subgaussian())
 
     def prompt(self, key: PRNGKeyArray, L: int | float) -> "AbstractMeasure":
         """A prompt of `L` independent tokens as a measure: their empirical measure, or for `L = inf` this measure."""
@@ -75,3 +82,12 @@ class AbstractMeasure(eqx.Module):
 
         L = checks.prompt_length(L)
         return self if math.inf == L else Empirical(self.sample(key, int(L)))
+
+
+def as_measure(name: str, mu: Any, dim: int | None = None) -> AbstractMeasure:
+    """`mu` itself, once it is a measure on tokens of dimension `dim`."""
+    if not isinstance(mu, AbstractMeasure):
+        raise ValueError(f"{name} is of type {type(mu).__name__}; it must be a measure, such as Empirical(tokens)")
+    if dim is not None and mu.dim != dim:
+        raise ValueError(f"{name} has tokens of dimension {mu.dim}; they must be of dimension {dim}")
+    return mu

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._empirical import Empirical
-from ._measure import AbstractMeasure
+from ._empirical import enclosing_radius
+from ._measure import AbstractMeasure, as_measure
 
 
 class Mixture(AbstractMeasure):
@@ -22,10 +22,9 @@ class Mixture(AbstractMeasure):
     components: tuple[AbstractMeasure, ...]
 
     def __init__(self, weights: Numbers, components: Sequence[AbstractMeasure]):
-        self.components = tuple(components)
-        for k, mu in enumerate(self.components):
-            if not isinstance(mu, AbstractMeasure):
-                raise ValueError(f"components[{k}] is a {type(mu).__name__}; it must be a measure")
+        if isinstance(components, AbstractMeasure):
+            raise ValueError(f"components is one {type(components).__name__}; it must be a list of measures")
+        self.components = tuple(as_measure(f"components[{k}]", mu) for k, mu in enumerate(components))
         dims = [mu.dim for mu in self.components]
         if len(set(dims)) != 1:
             raise ValueError(f"components have dimensions {dims}; there must be at least one, all of one dimension")
@@ -35,8 +34,13 @@ class Mixture(AbstractMeasure):
     def dim(self) -> int:
         return self.components[0].dim
 
+    def _held(self):
+        """Which components have any weight: one without must not count, whatever its numbers overflow to."""
+        return self.log_weights > -jnp.inf
+
     def _log_masses(self, theta):
-        return self.log_weights + jnp.stack([mu._cgf(theta) for mu in self.components])
+        masses = self.log_weights + jnp.stack([mu._cgf(theta) for mu in self.components])
+        return jnp.where(self._held(), masses, -jnp.inf)
 
     def _cgf(self, theta):
         return jax.nn.logsumexp(self._log_masses(theta))
@@ -49,14 +53,15 @@ class Mixture(AbstractMeasure):
         return eqx.tree_at(lambda mu: (mu.log_weights, mu.components), self, (jax.nn.log_softmax(log_masses), tilted))
 
     def _means(self):
-        return jnp.stack([mu._mean() for mu in self.components])
+        return jnp.where(self._held()[:, None], jnp.stack([mu._mean() for mu in self.components]), 0)
 
     def _mean(self):
         return jnp.exp(self.log_weights) @ self._means()
 
     def _cov(self):
         weights, means = jnp.exp(self.log_weights), self._means()
-        within = jnp.einsum("k,kij->ij", weights, jnp.stack([mu._cov() for mu in self.components]))
+        covs = jnp.where(self._held()[:, None, None], jnp.stack([mu._cov() for mu in self.components]), 0)
+        within = jnp.einsum("k,kij->ij", weights, covs)
         # Centred before squaring: a far tilt leaves means of size 1e6 and covariances of size 1.
         between = means - weights @ means
         return within + jnp.einsum("k,ki,kj->ij", weights, between, between)
@@ -67,8 +72,7 @@ class Mixture(AbstractMeasure):
         draws = jnp.stack([mu._sample(k, n) for mu, k in zip(self.components, keys, strict=True)])
         return draws[label, jnp.arange(n)]
 
-    def subgaussian(self):
+    def _subgaussian(self):
         """σ² = the largest σ_k² of a component + that of the law of the component means."""
-        spread = jnp.stack([mu.subgaussian() for mu in self.components])
-        spread = jnp.where(self.log_weights > -jnp.inf, spread, 0).max()
-        return jnp.hypot(spread, Empirical(self._means(), jnp.exp(self.log_weights)).subgaussian())
+        spread = jnp.where(self._held(), jnp.stack([mu._subgaussian() for mu in self.components]), 0).max()
+        return jnp.hypot(spread, enclosing_radius(self._means(), self._held()))

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from ._measure import AbstractMeasure
+from ._measure import AbstractMeasure, as_measure
 
 
 class Product(AbstractMeasure):
@@ -17,10 +17,7 @@ class Product(AbstractMeasure):
     def __init__(self, *factors: AbstractMeasure):
         if not factors:
             raise ValueError("Product() has no factors; it needs at least one measure")
-        for i, mu in enumerate(factors):
-            if not isinstance(mu, AbstractMeasure):
-                raise ValueError(f"factor {i} is a {type(mu).__name__}; it must be a measure")
-        self.factors = factors
+        self.factors = tuple(as_measure(f"factor {i}", mu) for i, mu in enumerate(factors))
 
     @property
     def dim(self) -> int:
@@ -50,5 +47,5 @@ class Product(AbstractMeasure):
         keys = jax.random.split(key, len(self.factors))
         return jnp.concatenate([mu._sample(k, n) for mu, k in zip(self.factors, keys, strict=True)], axis=1)
 
-    def subgaussian(self):
-        return jnp.stack([mu.subgaussian() for mu in self.factors]).max()
+    def _subgaussian(self):
+        return jnp.stack([mu._subgaussian() for mu in self.factors]).max()

@@ -44,7 +44,7 @@ class Rademacher(AbstractMeasure):
         plus = jax.random.uniform(key, (n, self.dim), self.h.dtype) < jax.nn.sigmoid(2 * self.bias)
         return jnp.where(plus, self.h, -self.h)
 
-    def subgaussian(self):
+    def _subgaussian(self):
         """σ² = max h² tanh(x)/x at x = half the log-odds, the best constant for two points (Kearns and Saul)."""
         x = jnp.where(self.bias == 0, 1.0, self.bias)
         return (self.h * jnp.sqrt(jnp.where(self.bias == 0, 1.0, jnp.tanh(x) / x))).max()

@@ -71,7 +71,7 @@ class Sphere(AbstractMeasure):
         turn = turn / jnp.linalg.norm(turn, axis=1, keepdims=True)
         return self.rho * ((1 - drop)[:, None] * pole + jnp.sqrt(drop * (2 - drop))[:, None] * turn)
 
-    def subgaussian(self):
+    def _subgaussian(self):
         """σ² = ρ²/D: both eigenvalues of the Hessian of Λ are largest at 0, whatever the tilt."""
         return self.rho / math.sqrt(self.dim)
 

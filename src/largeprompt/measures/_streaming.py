@@ -73,7 +73,7 @@ def _streamed_sums(points, log_weights, thetas):
     """Σ_l 2^{s_l - M} z_l, Σ_l 2^{s_l - M} and the shift M, for each tilt, with scores s in units of log 2."""
     n = thetas.shape[0]
     thetas = thetas / math.log(2)
-    chunk = min(CHUNK, max(512, TILE // n // 64 * 64))
+    chunk = min(CHUNK, max(512, TILE // max(n, points.shape[1] + 1) // 64 * 64))
     whole, head, read = _chunked(points, log_weights, chunk)
 
     def scores(start, size):
@@ -100,7 +100,8 @@ def _streamed_sums(points, log_weights, thetas):
         return first + more_first, total + more_total, shift
 
     tokens, s = scores(0, head)
-    shift = s.max(axis=1)
+    # finite even where the whole head has weight zero: -inf - (-inf) is NaN
+    shift = jnp.maximum(s.max(axis=1), float(jnp.finfo(points.dtype).min) / 4)
     start = (*sums(tokens, s, shift), shift)
     # The head's maximum nearly always serves as the shift of all: no pass over the scores for theirs. Where a later
     # score exceeds it by so much that the total nears overflow, everything is done again with a shift that follows.

@@ -37,7 +37,8 @@ class Settings:
         checks.count("replicates", self.replicates, at_least=2)
         checks.count("queries", self.queries)
         checks.count("dim", self.dim)
-        checks.count("seed", self.seed, at_least=0)
+        if checks.count("seed", self.seed, at_least=0) >= 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be below {2**32}")
 
 
 PRESETS = {
