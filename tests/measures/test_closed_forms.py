@@ -175,3 +175,23 @@ def test_a_covariance_negative_by_rounding_is_projected():
     mu = lp.Gaussian(np.zeros(2), np.diag([1.0, -1e-9]))
     assert float(mu.cgf([0.0, 1e6])) >= 0
     assert float(mu.cov()[1, 1]) == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "mu",
+    [
+        lp.Sphere(np.float32(1.5), 3),
+        lp.Sphere(np.float32(1.5), 80),
+        lp.Cube(np.ones(3, np.float32)),
+        lp.Rademacher(np.ones(3, np.float32)),
+        lp.Gaussian(np.zeros(3, np.float32), np.eye(3, dtype=np.float32)),
+        lp.Empirical(np.eye(3, dtype=np.float32)),
+    ],
+    ids=lambda mu: f"{type(mu).__name__} in {mu.dim}",
+)
+def test_single_precision_stays_single_precision(mu):
+    """Even where double precision is on."""
+    theta = jnp.full(mu.dim, 0.3, jnp.float32)
+    tilted = mu.tilt(theta)
+    numbers = (mu.cgf(theta), tilted.mean(), tilted.cov(), tilted.sample(jax.random.key(0), 3), jax.grad(mu.cgf)(theta))
+    assert {number.dtype for number in numbers} == {jnp.dtype(jnp.float32)}

@@ -7,6 +7,7 @@ Reference: NIST Digital Library of Mathematical Functions, 10.29.1 (recurrence) 
 """
 
 import functools
+import math
 from fractions import Fraction
 
 import jax
@@ -51,14 +52,16 @@ def _debye(order: float, q):
     """At a high order: the remainder of log I (see `_log_bessel_remainder`), B (see `bessel_ratio`) and (κB)'."""
     s = jnp.sqrt(order**2 + q)
     series, n = _debye_series(order), np.arange(3 * _DEBYE_TERMS + 1)
-    powers = (order / s) ** n
-    value, slope, curvature = powers @ series, powers[:-1] @ (n * series)[1:], powers[:-2] @ (n * (n - 1) * series)[2:]
+    powers = (order / s) ** n.astype(q.dtype)
+    # in the type of q: a NumPy array of doubles would widen all that follows
+    slopes, curvatures = (n * series)[1:].astype(q.dtype), (n * (n - 1) * series)[2:].astype(q.dtype)
+    value, slope, curvature = powers @ series.astype(q.dtype), powers[:-1] @ slopes, powers[:-2] @ curvatures
     slope, curvature = slope / value, curvature / value - (slope / value) ** 2  # of the logarithm
     remainder = (
         -order * jnp.log1p(q / (2 * order * (s + order)))
         - jnp.log1p(q / order**2) / 4
         + jnp.log(value)
-        - np.log(series.sum())
+        - math.log(series.sum())
     )
     ratio = 1 / (order + s) - 1 / (2 * s**2) - order / s**3 * slope
     # The terms of size 1/κ in the derivative of κB cancel; here they are gone by hand.

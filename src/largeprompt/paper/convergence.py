@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
-from largeprompt.attention import Head, SoftmaxAttention
+from largeprompt.attention import Head, SoftmaxAttention, softmax_form
 from largeprompt.concentration import deviation, rates
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, Rademacher
 
@@ -60,9 +60,7 @@ def laws(dim: int) -> dict[str, AbstractMeasure]:
 
 def attention(settings: Settings) -> SoftmaxAttention:
     """The layer at the default initialisation of the paper's experiments (Appendix A.1)."""
-    merged = Head.pytorch_default(jax.random.key(settings.seed), settings.dim).merged()
-    assert isinstance(merged, SoftmaxAttention)
-    return merged
+    return softmax_form(Head.pytorch_default(jax.random.key(settings.seed), settings.dim))
 
 
 def steps(settings: Settings) -> Iterator[tuple[str, int]]:
