@@ -1,0 +1,35 @@
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers, VectorLike
+
+
+def identity(d: int) -> Float[Array, "d d"]:
+    """Isotropic covariates."""
+    return jnp.eye(checks.count("d", d))
+
+
+def kms(d: int, rho: float = 0.5) -> Float[Array, "d d"]:
+    r"""The Kac-Murdock-Szegő matrix $\Sigma_{ij} = \rho^{|i-j|}$. Paper: Appendix A.2.2."""
+    rho = checks.number("rho", rho)
+    if not checks.is_traced(rho) and not -1 <= float(rho) <= 1:
+        raise ValueError(f"rho is {float(rho):g}; it must lie between -1 and 1")
+    i = jnp.arange(checks.count("d", d))
+    return rho ** jnp.abs(i[:, None] - i)
+
+
+def diagonal(variances: Numbers) -> Float[Array, "d d"]:
+    """Independent covariates of the variances given."""
+    return jnp.diag(checks.scales("variances", variances))
+
+
+def spiked(d: int, spike: float, direction: VectorLike | None = None) -> Float[Array, "d d"]:
+    r"""$I + \text{spike}\; nn^\top$ with $n$ the unit vector along `direction`, by default the first axis."""
+    d, spike = checks.count("d", d), checks.number("spike", spike, at_least=-1)
+    n = jnp.eye(d)[0] if direction is None else checks.vector("direction", direction, d)
+    length = jnp.linalg.norm(n)
+    if not checks.is_traced(length) and float(length) == 0:
+        raise ValueError("direction is 0; it must point somewhere")
+    n = n / length
+    return jnp.eye(d) + spike * jnp.outer(n, n)

@@ -1,0 +1,47 @@
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Estimate(eqx.Module):
+    """A number and its standard error, 0 where the number is exact; `method` says how it was found."""
+
+    value: Float[Array, "*shape"]
+    stderr: Float[Array, "*shape"]
+    method: str = eqx.field(static=True)
+
+    def __repr__(self) -> str:
+        error = "" if self.exact else f" ± {self.stderr}"
+        return f"{type(self).__name__}({self.value}{error}, {self.method})"
+
+    @property
+    def exact(self) -> bool:
+        """Whether no sampling error is left."""
+        return not bool(jnp.any(self.stderr > 0))
+
+
+def exactly(value: Any, method: str) -> Estimate:
+    """An estimate with no error."""
+    value = jnp.asarray(value, float)
+    return Estimate(value, jnp.zeros_like(value), method)
+
+
+class Gradient(eqx.Module):
+    """A gradient in a layer's parameters: `layer` has the layer's own shape, and so has `stderr`."""
+
+    layer: Any
+    stderr: Any
+    method: str = eqx.field(static=True)
+
+    def norm(self) -> Float[Array, ""]:
+        """The Euclidean norm over all parameters."""
+        return norm(self.layer)
+
+
+def norm(tree: Any) -> Float[Array, ""]:
+    """The Euclidean norm of all the arrays of a tree."""
+    leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
+    return jnp.sqrt(jnp.stack([jnp.sum(leaf**2) for leaf in leaves]).sum())

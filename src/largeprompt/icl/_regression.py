@@ -1,0 +1,153 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+from largeprompt.measures import AbstractMeasure, Affine, Gaussian, Product, as_measure
+
+from ._task import AbstractTask, Instance
+
+
+def root(cov: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The symmetric square root of a covariance; a Cholesky factor would refuse a singular one."""
+    values, vectors = jnp.linalg.eigh(cov)
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
+
+
+class LinearRegression(AbstractTask):
+    r"""In-context linear regression: tokens $(x, y)$, $x\sim\mathcal N(0,\Sigma)$, $y = Wx + \eta$, query $(x_q, 0)$.
+
+    The rows of $W$ (one a target) are independent $\mathcal N(0,\Omega)$, by default $\Omega = I$; $\eta\sim\mathcal N(0,
+    s^2 I)$ with `noise` the variance $s^2$; $x_q\sim\mathcal N(0,\Sigma_q)$, by default $\Sigma_q=\Sigma$. Given $W$ the
+    tokens are $\mathcal N(0, \Gamma_W)$. The target $y_q$ carries noise too, so no risk falls below $s^2/2$ a target.
+    Paper: Section 5, Equations (11) and (12); Remark 4.1 for the queries.
+    """
+
+    Sigma: Float[Array, "d d"]
+    noise: Float[Array, ""]
+    Omega: Float[Array, "d d"]
+    query_Sigma: Float[Array, "d d"]
+    _targets: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        Sigma: Numbers,
+        noise: float = 0.0,
+        Omega: Numbers | None = None,
+        query_Sigma: Numbers | None = None,
+        targets: int = 1,
+    ):
+        self.Sigma = checks.covariance("Sigma", Sigma)
+        d = self.Sigma.shape[0]
+        self.noise = checks.number("noise", noise, at_least=0)
+        self.Omega = jnp.eye(d) if Omega is None else checks.covariance("Omega", Omega, d)
+        self.query_Sigma = self.Sigma if query_Sigma is None else checks.covariance("query_Sigma", query_Sigma, d)
+        self._targets = checks.count("targets", targets)
+
+    @classmethod
+    def experiment(cls, Sigma: Numbers, noise: float = 0.1, targets: int = 1) -> "LinearRegression":
+        r"""The paper's experiments: $w\sim\mathcal N(0, I/d)$ and label noise of variance 0.1. Paper: Appendix A."""
+        Sigma = checks.covariance("Sigma", Sigma)
+        return cls(Sigma, noise, jnp.eye(len(Sigma)) / len(Sigma), targets=targets)
+
+    @property
+    def d(self) -> int:
+        """Dimension of a covariate."""
+        return self.Sigma.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.d + self.targets
+
+    @property
+    def targets(self) -> int:
+        return self._targets
+
+    @property
+    def tau1(self) -> Float[Array, ""]:
+        r"""$E\|w\|_\Sigma^2 = \mathrm{tr}\,\Sigma\Omega$."""
+        return jnp.sum(self.Sigma * self.Omega)
+
+    @property
+    def rho2(self) -> Float[Array, ""]:
+        r"""$\mathrm{tr}\,(\Sigma\Omega)^2$, half the variance of $\|w\|_\Sigma^2$."""
+        product = self.Sigma @ self.Omega
+        return jnp.sum(product * product.T)
+
+    def token_covariance(self, W: Float[Array, "k d"]) -> Float[Array, "D D"]:
+        r"""$\Gamma_W$, the covariance of $(x, Wx+\eta)$. Paper: Equation (12)."""
+        cross = W @ self.Sigma
+        return jnp.block([[self.Sigma, cross.T], [cross, cross @ W.T + self.noise * jnp.eye(self.targets)]])
+
+    def _draw(self, key: PRNGKeyArray) -> Instance:
+        of_task, of_query, of_noise = jax.random.split(key, 3)
+        dtype = self.Sigma.dtype
+        W = jax.random.normal(of_task, (self.targets, self.d), dtype) @ root(self.Omega)
+        x = root(self.query_Sigma) @ jax.random.normal(of_query, (self.d,), dtype)
+        return instance(Gaussian(jnp.zeros(self.dim, dtype), self.token_covariance(W)), W, x, self.noise, of_noise)
+
+
+class RegressionOn(AbstractTask):
+    r"""The same regression with covariates of any law: $(x, Wx+\eta)$ is a linear image of $(x, \eta)$.
+
+    So $\Lambda$ of the tokens is known whenever that of the covariates is. `queries` is the law of $x_q$, by default that
+    of the covariates.
+    """
+
+    covariates: AbstractMeasure
+    noise: Float[Array, ""]
+    Omega: Float[Array, "d d"]
+    queries: AbstractMeasure
+    _targets: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        covariates: AbstractMeasure,
+        noise: float = 0.0,
+        Omega: Numbers | None = None,
+        queries: AbstractMeasure | None = None,
+        targets: int = 1,
+    ):
+        self.covariates = as_measure("covariates", covariates)
+        d = covariates.dim
+        self.noise = checks.number("noise", noise, at_least=0)
+        self.Omega = jnp.eye(d) if Omega is None else checks.covariance("Omega", Omega, d)
+        self.queries = covariates if queries is None else as_measure("queries", queries, d)
+        self._targets = checks.count("targets", targets)
+
+    @property
+    def d(self) -> int:
+        """Dimension of a covariate."""
+        return self.covariates.dim
+
+    @property
+    def dim(self) -> int:
+        return self.d + self.targets
+
+    @property
+    def targets(self) -> int:
+        return self._targets
+
+    def _draw(self, key: PRNGKeyArray) -> Instance:
+        of_task, of_query, of_noise = jax.random.split(key, 3)
+        k, d, dtype = self.targets, self.d, self.Omega.dtype
+        W = jax.random.normal(of_task, (k, d), dtype) @ root(self.Omega)
+        x = self.queries._sample(of_query, 1)[0]
+        image = jnp.block([[jnp.eye(d, dtype=dtype), jnp.zeros((d, k), dtype)], [W, jnp.sqrt(self.noise) * jnp.eye(k)]])
+        source = Product(self.covariates, Gaussian(jnp.zeros(k, dtype), jnp.eye(k, dtype=dtype)))
+        return instance(Affine(image, jnp.zeros(self.dim, dtype), source), W, x, self.noise, of_noise)
+
+
+def instance(
+    measure: AbstractMeasure,
+    W: Float[Array, "k d"],
+    x: Float[Array, " d"],
+    noise: Float[Array, ""],
+    key: PRNGKeyArray,
+) -> Instance:
+    """The instance of a regression with coefficients `W` whose query is (x, 0)."""
+    k = W.shape[0]
+    eta = jnp.sqrt(noise) * jax.random.normal(key, (k,), W.dtype)
+    return Instance(measure, jnp.concatenate([x, jnp.zeros(k, x.dtype)]), W @ x + eta)
