@@ -2,6 +2,8 @@
 
 from . import attention as attention
 from . import concentration as concentration
+from . import dynamics as dynamics
+from . import icl as icl
 from . import measures as measures
 from ._precision import use_float64 as use_float64
 from .attention import Head as Head

@@ -1,0 +1,8 @@
+"""How a layer learns: gradient flow at any prompt length, its conserved quantities and its known limits."""
+
+from ._conserved import conserved_quantities as conserved_quantities
+from ._flow import Trajectory as Trajectory
+from ._flow import gradient_flow as gradient_flow
+from ._limits import flow_limit as flow_limit
+from ._start import alpha_range as alpha_range
+from ._start import structured_start as structured_start

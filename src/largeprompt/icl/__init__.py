@@ -1,13 +1,31 @@
-"""What attention is trained for: tasks, and the risks of a layer on them."""
+"""What attention is trained for: tasks, the risks of a layer on them, and what the best predictors reach."""
 
+from ._closed_forms import Blocks as Blocks
+from ._closed_forms import blocks as blocks
 from ._covariances import diagonal as diagonal
 from ._covariances import identity as identity
 from ._covariances import kms as kms
 from ._covariances import spiked as spiked
 from ._estimate import Estimate as Estimate
 from ._estimate import Gradient as Gradient
+from ._estimate import norm as norm
+from ._expansion import risk_expansion as risk_expansion
+from ._expansion import risk_rate as risk_rate
+from ._optima import Optimum as Optimum
+from ._optima import aligned_blocks as aligned_blocks
+from ._optima import as_regression as as_regression
+from ._optima import best_reading as best_reading
+from ._optima import from_blocks as from_blocks
+from ._optima import gradient_descent as gradient_descent
+from ._optima import optimal_linear as optimal_linear
+from ._optimal_softmax import SoftmaxOptimum as SoftmaxOptimum
+from ._optimal_softmax import optimal_softmax as optimal_softmax
 from ._regression import LinearRegression as LinearRegression
 from ._regression import RegressionOn as RegressionOn
+from ._risk import risk as risk
+from ._risk import risk_function as risk_function
+from ._risk import risk_gradient as risk_gradient
+from ._risk_functions import AbstractRisk as AbstractRisk
 from ._task import AbstractTask as AbstractTask
 from ._task import Instance as Instance
 from ._task import WithLoss as WithLoss

@@ -1,0 +1,185 @@
+import math
+from typing import Any, Literal
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+from largeprompt.attention import AbstractLayer
+from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
+
+from ._conserved import conserved_quantities
+
+_FAR = 1e8  # a parameter norm from which a flow counts as diverged
+Solver = Literal["explicit", "implicit"]
+Ending = Literal["completed", "diverged", "out of steps"]
+
+
+class Trajectory(eqx.Module):
+    """A gradient flow, recorded: at `times[i]` the parameters are `layer(i)`.
+
+    `risk_stderr` and `gradient_stderr` are the errors left by the nodes or instances that the vector field averages
+    over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and `ended_at`; its
+    arrays hold the times before.
+    """
+
+    times: Float[Array, " t"]
+    layers: AbstractLayer
+    risk: Float[Array, " t"]
+    risk_stderr: Float[Array, " t"]
+    gradient_norm: Float[Array, " t"]
+    gradient_stderr: Float[Array, " t"]
+    conserved: dict[str, Array]
+    steps: int = eqx.field(static=True)
+    ending: Ending = eqx.field(static=True)
+    ended_at: float = eqx.field(static=True)
+    method: str = eqx.field(static=True)
+    _dense: tuple[Any, Any] | None
+
+    def layer(self, i: int) -> AbstractLayer:
+        """The layer at `times[i]`."""
+        return _row(self.layers, i)
+
+    @property
+    def last(self) -> AbstractLayer:
+        """The layer at the last recorded time."""
+        return self.layer(-1)
+
+    def at(self, t: float) -> AbstractLayer:
+        """The layer at any time up to the last, from the solver's dense output (`dense=True`)."""
+        if self._dense is None:
+            raise ValueError("the flow kept no dense output; ask gradient_flow for dense=True")
+        t = float(checks.number("t", t, at_least=0))
+        if t > self.ended_at:
+            raise ValueError(f"t is {t:g}; the flow was followed up to {self.ended_at:g}")
+        interpolation, static = self._dense
+        return eqx.combine(interpolation.evaluate(t), static)
+
+
+def gradient_flow(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    times: Numbers,
+    key: PRNGKeyArray | None = None,
+    *,
+    draws: int = 2**12,
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
+    solver: Solver = "explicit",
+    dense: bool = False,
+    max_steps: int = 2**16,
+) -> Trajectory:
+    r"""The gradient flow $\dot\theta = -\nabla R_L(\theta)$ from a layer, in its own parameters, recorded at `times`.
+
+    On Gaussian regression the vector field is exact at `L = inf` and for linear attention, and for softmax attention at
+    finite length exact over prompts, averaged over `draws` fixed nodes of $(W, x)$; for any other task or layer it is
+    the average over `draws` fixed instances with their prompts. Stiff flows of few parameters are faster with
+    `solver="implicit"`. Paper: Equations (7) and (10).
+    """
+    times = increasing_times(times)
+    if solver not in ("explicit", "implicit"):
+        raise ValueError(f"solver is {solver!r}; it must be 'explicit' or 'implicit'")
+    if not math.isfinite(float(times[-1])):
+        raise ValueError(f"times end at {float(times[-1])}; a flow is followed to a finite time (see flow_limit)")
+    function = risk_function(layer, task, L, key, draws=draws)
+    tolerances = tuple(float(checks.number(name, x, at_least=0)) for name, x in (("rtol", rtol), ("atol", atol)))
+    solution = _solve(function, layer, times, *tolerances, solver, dense, checks.count("max_steps", max_steps))
+    n, ending, ended_at = _ending(solution, times)
+    static = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
+    layers = eqx.combine(jax.tree.map(lambda leaf: leaf[:n], solution.ys), static)
+    return Trajectory(
+        times[:n],
+        layers,
+        *_record(function, layers),
+        conserved_quantities(layers, L),
+        int(solution.stats["num_steps"]),
+        ending,
+        ended_at,
+        function.method,
+        (solution.interpolation, static) if dense else None,
+    )
+
+
+def increasing_times(times: Numbers) -> Float[Array, " t"]:
+    """`times` as an increasing vector from 0 or later to some time after 0."""
+    times = checks.vector("times", times)
+    if float(times[0]) < 0:
+        raise ValueError(f"times[0] is {float(times[0]):g}; a flow starts at 0")
+    falls = np.flatnonzero(np.diff(np.asarray(times)) <= 0)
+    if len(falls):
+        i = int(falls[0]) + 1
+        raise ValueError(f"times[{i}] is {float(times[i]):g}, not above {float(times[i - 1]):g}; times must increase")
+    if float(times[-1]) == 0:
+        raise ValueError("times end at 0; a flow must be followed for some time")
+    return times
+
+
+@eqx.filter_jit
+def _solve(
+    function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
+):
+    parameters, static = eqx.partition(layer, eqx.is_inexact_array)
+
+    def velocity(t, parameters, function):
+        _, gradient = function.value_and_gradient(eqx.combine(parameters, static))
+        return jax.tree.map(jnp.negative, eqx.filter(gradient, eqx.is_inexact_array))
+
+    def is_far(t, y, args, **_):
+        return norm(y) > _FAR
+
+    end = times[-1]
+    implicit = diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol))
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(velocity),
+        implicit if solver == "implicit" else diffrax.Tsit5(),
+        t0=jnp.zeros_like(end),
+        t1=end,
+        dt0=None,
+        y0=parameters,
+        args=function,
+        saveat=diffrax.SaveAt(ts=times, dense=dense),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
+        event=diffrax.Event(is_far),
+        max_steps=max_steps,
+        throw=False,
+    )
+
+
+def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[int, Ending, float]:
+    """How many of the times were reached, how the flow ended, and when."""
+    leaves = [leaf.reshape(len(times), -1) for leaf in jax.tree.leaves(solution.ys)]
+    reached = np.asarray(jnp.isfinite(jnp.concatenate(leaves, axis=1)).all(axis=1))
+    n = len(times) if reached.all() else int(np.argmin(reached))
+    if n == 0:
+        raise ValueError(
+            f"the flow diverged before its first recorded time, {float(times[0]):g}; start from smaller weights"
+        )
+    if n == len(times):
+        return n, "completed", float(times[-1])
+    # ts and ys are filled with inf from where the solver stopped: between the last time reached and the next
+    ended = float(times[n])
+    return n, "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged", ended
+
+
+@eqx.filter_jit
+def _record(function: AbstractRisk, layers: AbstractLayer):
+    """Risk, norm of its gradient, and their errors, at each recorded time."""
+    arrays, static = eqx.partition(layers, eqx.is_inexact_array)
+
+    def at_one_time(arrays):
+        layer = eqx.combine(arrays, static)
+        value, error = function.value_and_error(layer)
+        gradient, gradient_error = function.gradient_and_error(layer)
+        return value, error, norm(gradient), norm(gradient_error)
+
+    return jax.lax.map(at_one_time, arrays)
+
+
+def _row(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i] if eqx.is_array(leaf) else leaf, tree)

@@ -1,0 +1,68 @@
+import math
+import warnings
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+from largeprompt.attention import LinearAttention, SoftmaxAttention
+from largeprompt.icl import LinearRegression, aligned_blocks, as_regression, from_blocks
+
+_KINDS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
+
+
+def structured_start(
+    task: LinearRegression,
+    alpha: float,
+    Theta: Numbers | None = None,
+    kind: Literal["softmax", "linear"] = "softmax",
+) -> SoftmaxAttention | LinearAttention:
+    r"""The start $U = \alpha\begin{pmatrix}\Theta\Theta^\top & 0\\ 0 & 0\end{pmatrix}$, $V = \alpha(0, I)$ of Assumption 5.1.
+
+    $\|\Theta\Theta^\top\|_F = 1$ and $\Sigma\Theta\ne0$ are checked; by default $\Theta = d^{-1/4}I$. Outside the range of
+    Theorem 5.2 it warns: the range as printed has $\|\Sigma\|_{op}$ where its source has $\|\Sigma\|_{op}^{1/2}$.
+    """
+    task = as_regression(task)
+    if kind not in _KINDS:
+        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
+    alpha = float(checks.number("alpha", alpha))
+    d = task.d
+    Theta = jnp.eye(d) / d**0.25 if Theta is None else checks.matrix("Theta", Theta, d, None)
+    product = Theta @ Theta.T
+    _refuse_a_wrong_direction(Theta, product, task)
+    _warn_outside_the_range(alpha, task)
+    return from_blocks(aligned_blocks(alpha * product, alpha, task), _KINDS[kind])
+
+
+def alpha_range(task: LinearRegression) -> tuple[float, float]:
+    r"""The largest $\alpha$ of Theorem 5.2, as printed, $\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, and with $\|\Sigma\|_{op}^{1/2}$.
+
+    Neither is needed for convergence at infinite length: see the errata.
+    """
+    largest = float(jnp.linalg.eigvalsh(as_regression(task).Sigma)[-1])
+    scale = math.sqrt(2) / task.d**0.25
+    return (scale / largest, scale / math.sqrt(largest)) if largest > 0 else (math.inf, math.inf)
+
+
+def _refuse_a_wrong_direction(Theta: Float[Array, "d m"], product: Float[Array, "d d"], task: LinearRegression) -> None:
+    size = float(jnp.linalg.norm(product))
+    if abs(size - 1) > 1e-6:
+        raise ValueError(
+            f"Theta has ‖ΘΘᵀ‖_F = {size:.6g}; Assumption 5.1 asks for 1 (divide Theta by {math.sqrt(size):.6g})"
+        )
+    seen = float(jnp.linalg.norm(task.Sigma @ Theta))
+    if seen <= 1e-12 * float(jnp.linalg.norm(task.Sigma)) * float(jnp.linalg.norm(Theta)):
+        raise ValueError("Theta has ΣΘ = 0; Assumption 5.1 asks for a Theta that the covariates reach")
+
+
+def _warn_outside_the_range(alpha: float, task: LinearRegression) -> None:
+    printed, corrected = alpha_range(task)
+    if alpha == 0:
+        raise ValueError("alpha is 0, a saddle of the risk that no flow leaves; it must be another number")
+    if not 0 < alpha < min(printed, corrected):
+        warnings.warn(
+            f"alpha is {alpha:g}; Theorem 5.2 asks for 0 < alpha < {printed:.4g} as printed, {corrected:.4g} as corrected",
+            stacklevel=3,
+        )

@@ -1,0 +1,88 @@
+r"""Averages over $x\sim\mathcal N(0, I)$ of functions of a quadratic form $\nu = \sum_j \lambda_j x_j^2$, in one dimension.
+
+The law of $\nu$ is a mixture of scaled chi-squares with positive weights (Ruben 1962): with $\lambda$ the least $\lambda_j$
+and $q_j = 1-\lambda/\lambda_j$, $\nu \sim \lambda\chi^2_{n+2k}$ with probability $c_k$, where
+$\sum_k c_kz^k = \prod_j \sqrt{(1-q_j)/(1-q_jz)}$. Weighing by $x_i^2$ turns one $\chi^2_1$ into $\chi^2_3$: one more such
+factor, squared.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+from scipy.signal import fftconvolve, lfilter
+from scipy.special import gammaln
+
+_TERMS = 20_000  # of the mixture; beyond it the form is too anisotropic for this series
+
+
+def quadratic_form_averages(
+    weights: Float[np.ndarray, " n"], function: Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]]
+) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "f n"]] | None:
+    r"""$E f(\nu)$ and, for each $i$, $E x_i^2 f(\nu)$; None where the series would be too long."""
+    weights = np.maximum(np.asarray(weights, float), 0)
+    top = weights.max(initial=0.0)
+    alive = weights > 1e-14 * top
+    if top == 0:
+        at_zero = function(np.zeros(1))[:, 0]
+        return at_zero, np.repeat(at_zero[:, None], len(weights), axis=1)
+    live = weights[alive]
+    scale, n = live.min(), len(live)
+    ratios = 1 - scale / live
+    terms = _length(ratios.max(), n)
+    if terms > _TERMS:
+        return None
+    coefficients = _mixture(ratios, terms)
+    y, step = _nodes(live)
+    values = function(y**2)
+    mean = values @ (step * _density(y, coefficients, scale, n))
+    squares = np.empty((len(values), len(weights)))
+    squares[:, ~alive] = mean[:, None]
+    shared = {}
+    for i, ratio in zip(np.flatnonzero(alive), ratios, strict=True):
+        if ratio not in shared:
+            tilted = lfilter([1 - ratio], [1, -ratio], coefficients)
+            shared[ratio] = values @ (step * _density(y, tilted, scale, n + 2))
+        squares[:, i] = shared[ratio]
+    return mean, squares
+
+
+def _length(ratio: float, n: int) -> int:
+    """How many terms leave less than rounding of the mixture: c_k falls like k^{n/2} ratio^k at worst."""
+    if ratio == 0:
+        return 1
+    terms = 40 / -np.log(ratio)
+    return int(terms + (n / 2 + 1) * np.log1p(terms) / -np.log(ratio)) + 2
+
+
+def _mixture(ratios: Float[np.ndarray, " n"], terms: int) -> Float[np.ndarray, " terms"]:
+    k = np.arange(terms)
+    binomial = np.exp(gammaln(k + 0.5) - gammaln(0.5) - gammaln(k + 1))
+    coefficients = np.zeros(terms)
+    coefficients[0] = 1.0
+    for ratio in ratios[ratios > 0]:
+        coefficients = fftconvolve(coefficients, np.sqrt(1 - ratio) * binomial * ratio**k)[:terms]
+    return np.maximum(coefficients, 0)
+
+
+def _nodes(live: Float[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
+    """Gauss-Legendre panels in y = √ν, in which the density is analytic at 0.
+
+    As fine as the narrowest direction, and near 0 as fine as a function of ν that changes over a distance of order one.
+    """
+    end = np.sqrt(live.max()) * (np.sqrt(len(live) + 2) + 9.5)
+    edges = [0.0]
+    while edges[-1] < end:
+        edges.append(edges[-1] + min(4 * np.sqrt(live.min()), max(1.0, edges[-1] / 4), end / 6))
+    x, w = np.polynomial.legendre.leggauss(24)
+    half = np.diff(edges)[:, None] / 2
+    return (np.array(edges[:-1])[:, None] + half * (x + 1)).ravel(), (half * w).ravel()
+
+
+def _density(y, coefficients, scale: float, n: int) -> Float[np.ndarray, " m"]:
+    """Of y = √ν: each term is a chi law of n + 2k degrees of freedom."""
+    kept = np.flatnonzero(coefficients > 1e-18 * coefficients.max())
+    half = n / 2 + kept
+    v = y**2 / (2 * scale)
+    log = np.log(coefficients[kept]) - gammaln(half) + np.log(2 / y[:, None]) + half * np.log(v)[:, None] - v[:, None]
+    return np.exp(log).sum(axis=1)

@@ -1,0 +1,164 @@
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt.attention import AbstractLayer, LinearAttention, SoftmaxAttention, WeightMoments
+
+from ._aligned_risk import aligned_risk
+from ._closed_forms import blocks
+from ._estimate import Estimate, Gradient, norm
+from ._nodes import regression_nodes
+from ._regression import LinearRegression
+from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
+from ._task import AbstractTask, as_predictor, as_task
+
+Method = Literal["auto", "sampled"]
+_REPLICATES = 16  # of the quasi-Monte Carlo nodes: enough for a standard error good to a fifth
+_FIRST_DRAWS = 2**12
+
+
+def risk(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    key: PRNGKeyArray | None = None,
+    *,
+    rtol: float = 1e-3,
+    query_in_prompt: bool = False,
+    method: Method = "auto",
+    max_draws: int = 2**22,
+) -> Estimate:
+    r"""The in-context risk $R_L$ of a layer, $\tfrac12E\|\hat y - y\|^2$ unless the task has another loss.
+
+    Exact, or exact over prompts, wherever a closed form exists (Gaussian regression); otherwise an average over prompts
+    drawn until its standard error is at most `rtol` times its value. `method="sampled"` asks for the latter everywhere.
+    Without a `key`, `jax.random.key(0)`: the same call gives the same number. With `query_in_prompt` the query is one
+    more token of the prompt. Paper: Equations (2) and (4), Remark 3.2.
+    """
+
+    def attempt(draws: int) -> tuple[Array, Array, str]:
+        function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
+        if isinstance(function, OverNodes) and function.aligned:
+            exact = aligned_risk(function.parts(layer), function.task, function.moments)
+            if exact is not None:
+                return exact, jnp.zeros_like(exact), "exact over prompts, one-dimensional quadrature over x"
+        value, error = _value_and_error(function, layer)
+        return checks.result("the risk", value), error, function.method
+
+    value, error, how = _refined(attempt, lambda v, e: (v, e), rtol, max_draws)
+    return Estimate(value, error, how)
+
+
+def risk_gradient(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    key: PRNGKeyArray | None = None,
+    *,
+    rtol: float = 1e-2,
+    query_in_prompt: bool = False,
+    method: Method = "auto",
+    max_draws: int = 2**20,
+) -> Gradient:
+    r"""The gradient of $R_L$ in the layer's own parameters, (U, V) or (K, Q, V, O).
+
+    Exact where `risk` has a closed form; exact over prompts for softmax attention on Gaussian regression. `rtol` bounds
+    the norm of the standard errors by that of the gradient.
+    """
+
+    def attempt(draws: int) -> tuple[Any, Any, str]:
+        function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
+        gradient, error = _gradient_and_error(function, layer)
+        checks.result("the gradient of the risk", norm(gradient))
+        return gradient, error, function.method
+
+    return Gradient(*_refined(attempt, lambda g, e: (norm(g), norm(e)), rtol, max_draws))
+
+
+def risk_function(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    key: PRNGKeyArray | None = None,
+    *,
+    draws: int = 2**12,
+    query_in_prompt: bool = False,
+    method: Method = "auto",
+) -> AbstractRisk:
+    """The risk on a task at one length as a function of layers like this one, by the best way there is.
+
+    `draws` is how many nodes or instances it averages over, where it must; they are fixed, so that the function is
+    smooth. For a layer with P = C = 0 the function holds of such layers only.
+    """
+    task, L = as_task(task), checks.prompt_length(L)
+    layer = as_predictor(layer, task)
+    key = jax.random.key(0) if key is None else checks.key(key)
+    draws = _power_of_two(draws)
+    if method not in ("auto", "sampled"):
+        raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
+    merged = gaussian_form(layer, task)
+    if method == "auto" and merged is not None and isinstance(task, LinearRegression):
+        if isinstance(merged, LinearAttention) or math.inf == L:
+            dtype = task.Sigma.dtype
+            inside = query_in_prompt and math.inf > L
+            return ClosedForm(task, jnp.asarray(L, dtype), jnp.asarray(L + 1.0, dtype) if inside else None)
+        if not query_in_prompt:
+            aligned = isinstance(layer, SoftmaxAttention) and is_aligned(blocks(merged, task))
+            nodes = regression_nodes(key, task, max(2, draws // _REPLICATES), _REPLICATES, of_query_only=aligned)
+            return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
+    return OverInstances(task, jax.random.split(key, draws), L, query_in_prompt)
+
+
+def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
+    """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
+    without = eqx.tree_at(lambda f: f.theta, function, jnp.zeros(()))
+    _, with_error = _value_and_error(function, layer)
+    _, without_error = _value_and_error(without, layer)
+    return function if checks.is_traced(with_error) or float(with_error) <= float(without_error) else without
+
+
+def _power_of_two(draws: int) -> int:
+    return 2 ** math.ceil(math.log2(checks.count("draws", draws, at_least=2)))
+
+
+def _refined(
+    attempt: Callable[[int], tuple[Any, Any, str]],
+    sizes: Callable[[Any, Any], tuple[Array, Array]],
+    rtol: float,
+    max_draws: int,
+) -> tuple[Any, Any, str]:
+    """What `attempt` finds with as many draws as the tolerance needs, or as are allowed; then it says so."""
+    rtol, max_draws = float(checks.number("rtol", rtol, at_least=0)), checks.count("max_draws", max_draws, at_least=2)
+    draws = min(_FIRST_DRAWS, max_draws)
+    while True:
+        value, error, how = attempt(draws)
+        size, spread = (float(x) for x in sizes(value, error))
+        if spread <= rtol * abs(size):
+            return value, error, how
+        if 2 * draws > max_draws:
+            warnings.warn(
+                f"the standard error is {spread:.2g} on {size:.4g} after {draws} draws, above rtol = {rtol:g}; "
+                "raise max_draws or rtol",
+                stacklevel=3,
+            )
+            return value, error, how
+        needed = draws * (spread / (rtol * abs(size))) ** 2 if rtol * abs(size) > 0 else math.inf
+        draws = 2 * draws if needed < 2 * draws else int(min(1.2 * needed, max_draws))
+        draws = min(_power_of_two(draws), 2 ** int(math.log2(max_draws)))
+
+
+@eqx.filter_jit
+def _value_and_error(function: AbstractRisk, layer: AbstractLayer):
+    return function.value_and_error(layer)
+
+
+@eqx.filter_jit
+def _gradient_and_error(function: AbstractRisk, layer: AbstractLayer):
+    return function.gradient_and_error(layer)

@@ -1,0 +1,205 @@
+import abc
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt.attention import (
+    AbstractAttention,
+    AbstractLayer,
+    Head,
+    LinearAttention,
+    SoftmaxAttention,
+    WeightMoments,
+    merged_form,
+    with_query,
+)
+
+from ._closed_forms import Blocks, blocks, gaussian_risk
+from ._nodes import Nodes
+from ._regression import LinearRegression
+from ._softmax_risk import aligned_softmax_risk, softmax_risk
+from ._task import AbstractTask, prediction
+
+
+class AbstractRisk(eqx.Module):
+    """The risk of any layer on one task at one prompt length, set up once to be evaluated again and again."""
+
+    @property
+    @abc.abstractmethod
+    def method(self) -> str:
+        """How the average is taken."""
+
+    @abc.abstractmethod
+    def value_and_gradient(self, layer: AbstractLayer) -> tuple[Float[Array, ""], AbstractLayer]:
+        """The risk, and its gradient in the shape of the layer."""
+
+    @abc.abstractmethod
+    def value_and_error(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The risk and its standard error."""
+
+    @abc.abstractmethod
+    def gradient_and_error(self, layer: AbstractLayer) -> tuple[AbstractLayer, AbstractLayer]:
+        """The gradient and the standard error of each entry."""
+
+
+class ClosedForm(AbstractRisk):
+    """Gaussian regression: linear attention at any length, softmax attention at infinite length."""
+
+    task: LinearRegression
+    L: Float[Array, ""]
+    normaliser: Float[Array, ""] | None
+
+    @property
+    def method(self) -> str:
+        return "closed form"
+
+    def _value(self, layer):
+        return gaussian_risk(blocks(merged_form(layer), self.task), self.task, self.L, self.normaliser)
+
+    def value_and_gradient(self, layer):
+        return eqx.filter_value_and_grad(self._value)(layer)
+
+    def value_and_error(self, layer):
+        value = self._value(layer)
+        return value, jnp.zeros_like(value)
+
+    def gradient_and_error(self, layer):
+        gradient = eqx.filter_grad(self._value)(layer)
+        return gradient, jax.tree.map(jnp.zeros_like, gradient)
+
+
+class OverNodes(AbstractRisk):
+    """Gaussian regression and softmax attention at finite length: exact over prompts, nodes over (W, x).
+
+    `theta` is the weight of the control variate. `aligned` layers have P = C = 0 and keep it along a gradient flow; then
+    the average over W is exact too.
+    """
+
+    task: LinearRegression
+    moments: WeightMoments
+    nodes: Nodes
+    theta: Float[Array, ""]
+    aligned: bool = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        over = "x" if self.aligned else "(W, x)"
+        return f"exact over prompts, quasi-Monte Carlo over {over}"
+
+    def _replicates(self, layer) -> Float[Array, " r"]:
+        parts = self.parts(layer)
+        if self.aligned:
+            return aligned_softmax_risk(parts, self.task, self.moments, self.nodes.x, self.theta)
+        return softmax_risk(parts, self.task, self.moments, self.nodes, self.theta)
+
+    def parts(self, layer: AbstractLayer) -> Blocks:
+        """The blocks of the layer that count."""
+        return blocks(merged_form(layer), self.task)
+
+    def value_and_gradient(self, layer):
+        return eqx.filter_value_and_grad(lambda layer: self._replicates(layer).mean())(layer)
+
+    def value_and_error(self, layer):
+        return _mean_and_error(self._replicates(layer))
+
+    def gradient_and_error(self, layer):
+        gradients = eqx.filter_jacrev(self._replicates)(layer)
+        pairs = jax.tree.map(_mean_and_error, gradients)
+        return _first_of_pairs(gradients, pairs, 0), _first_of_pairs(gradients, pairs, 1)
+
+
+def _mean_and_error(x: Float[Array, "r *shape"]) -> tuple[Array, Array]:
+    return x.mean(axis=0), x.std(axis=0, ddof=1) / math.sqrt(x.shape[0])
+
+
+def _first_of_pairs(tree: Any, pairs: Any, i: int) -> Any:
+    return jax.tree.map(lambda _, pair: pair[i], tree, pairs)
+
+
+class OverInstances(AbstractRisk):
+    """Any task and any layer: an average over instances and prompts drawn from fixed keys, streamed."""
+
+    task: AbstractTask
+    keys: PRNGKeyArray
+    L: int | float = eqx.field(static=True)
+    query_in_prompt: bool = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        return f"Monte Carlo over {self.keys.shape[0]} instances"
+
+    def _loss(self, layer: AbstractLayer, key: PRNGKeyArray) -> Float[Array, ""]:
+        of_instance, of_prompt = jax.random.split(key)
+        instance = self.task._draw(of_instance)
+        # a finite prompt is an Empirical measure, an infinite one the law itself: the one definition of the risk
+        prompt = instance.prompt(of_prompt, self.L)
+        mu = with_query(prompt.measure, prompt.query, self.L) if self.query_in_prompt else prompt.measure
+        return self.task._loss(prediction(layer._output(mu, prompt.query), self.task), prompt.target)
+
+    def sums(self, function, like: Any) -> tuple[Any, Any]:
+        """Sums over the keys of function(key), a tree of arrays shaped as `like`, and of its squares, in chunks."""
+        n = self.keys.shape[0]
+        tokens = 1 if math.inf == self.L else int(self.L)
+        budget = max(1, min(n, 2**20 // (tokens * self.task.dim)))
+        chunk = math.gcd(n, 2 ** int(math.log2(budget)))
+        zeros = jax.tree.map(jnp.zeros_like, like)
+
+        def add(totals, keys):
+            terms = jax.vmap(function)(keys)
+            first, second = totals
+            return (
+                jax.tree.map(lambda total, term: total + term.sum(axis=0), first, terms),
+                jax.tree.map(lambda total, term: total + jnp.sum(term**2, axis=0), second, terms),
+            ), None
+
+        chunks = self.keys.reshape((n // chunk, chunk, *self.keys.shape[1:]))
+        return jax.lax.scan(add, (zeros, zeros), chunks)[0]
+
+    def value_and_gradient(self, layer):
+        differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
+
+        def of_key(key):
+            return jax.value_and_grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
+
+        (value, gradient), _ = self.sums(of_key, (self._zero(differentiable), differentiable))
+        n = self.keys.shape[0]
+        return value / n, eqx.combine(jax.tree.map(lambda g: g / n, gradient), static)
+
+    def value_and_error(self, layer):
+        zero = self._zero(eqx.filter(layer, eqx.is_inexact_array))
+        first, second = self.sums(lambda key: self._loss(layer, key), zero)
+        return self._mean_and_error(first, second)
+
+    def gradient_and_error(self, layer):
+        differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
+
+        def of_key(key):
+            return jax.grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
+
+        pairs = jax.tree.map(self._mean_and_error, *self.sums(of_key, differentiable))
+        return tuple(eqx.combine(_first_of_pairs(differentiable, pairs, i), static) for i in (0, 1))
+
+    def _mean_and_error(self, first, second):
+        n = self.keys.shape[0]
+        variance = jnp.maximum(second / n - (first / n) ** 2, 0) * n / max(n - 1, 1)
+        return first / n, jnp.sqrt(variance / n)
+
+    def _zero(self, tree) -> Float[Array, ""]:
+        return jnp.zeros((), jnp.result_type(*jax.tree.leaves(tree)))
+
+
+def gaussian_form(layer: AbstractLayer, task: AbstractTask) -> AbstractAttention | None:
+    """The (U, V) form of a layer whose moments on the task are known exactly, if it has one."""
+    if not isinstance(task, LinearRegression) or not isinstance(layer, Head | AbstractAttention):
+        return None
+    merged = merged_form(layer)
+    return merged if isinstance(merged, SoftmaxAttention | LinearAttention) else None
+
+
+def is_aligned(parts: Blocks) -> bool:
+    """Whether no weight is on the covariates' side of the values or the labels' side of the scores."""
+    return not bool(jnp.any(parts.P != 0)) and not bool(jnp.any(parts.C != 0))
