@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import erfcx, exp1
+from scipy.stats import binom
 
 import largeprompt as lp
 from largeprompt.icl import LinearRegression, RegressionOn, _bayes, _wishart, diagonal, identity, kms, spiked
@@ -30,6 +31,7 @@ TASKS = {
     "no noise": LinearRegression(kms(3), 0.0, diagonal([1.0, 0.2, 0.5])),
     "no noise, isotropic": LinearRegression(identity(3), query_Sigma=kms(3)),
     "a cube": CUBE,
+    "a cube without noise": RegressionOn(lp.Cube([1.0, 2.0, 0.5]), 0.0, kms(3)),
     "a shifted Gaussian": RegressionOn(lp.Gaussian([1.0, 0.0, 0.0], kms(3)), 0.1, queries=lp.Cube([1.0, 1.0, 3.0])),
 }
 
@@ -196,6 +198,16 @@ def test_high_ranks_are_sampled(monkeypatch, L):
     estimate = bayes_risk(KMS, L, KEY, rtol=1e-3)
     assert 0 < float(estimate.stderr) < 1e-3 * float(exact.value - 0.05)
     assert_close_in_sigmas(estimate.value, exact.value, estimate.stderr)
+
+
+@pytest.mark.parametrize("L", [5, 300])
+def test_risk_of_two_rare_atoms_is_a_binomial_mean(L):
+    p, s2 = 0.01, 0.1
+    task = RegressionOn(lp.Empirical(np.eye(2), [1 - p, p]), s2)
+    k = np.arange(L + 1)
+    left = np.sum(binom.pmf(k, L, p) * (p / (s2 + k) + (1 - p) / (s2 + L - k)))
+    risk = bayes_risk(task, L, rtol=5e-3)
+    assert_close_in_sigmas(risk.value, s2 / 2 * (1 + left), risk.stderr)
 
 
 def test_more_draws_are_spent_until_the_error_is_asked_for():

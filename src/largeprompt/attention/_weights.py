@@ -120,7 +120,8 @@ def _share(a: Array, b: Array) -> Array:
 @_share.defjvp
 def _share_jvp(primals, tangents):
     (a, b), (da, db) = primals, tangents
-    return _share(a, b), (da * b - a * db) / (a + b) ** 2
+    share = _share(a, b)
+    return share, _share(b, a) * (da / (a + b)) - share * (db / (a + b))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -20,20 +20,30 @@ def gaussian_nodes(
 
 
 class Nodes(eqx.Module):
-    """Queries and coefficients of a regression over which a risk is averaged, in independent replicates.
+    r"""Queries and coefficients of a regression over which a risk is averaged, in independent replicates.
 
-    The average is also taken over W and −W, so that what vanishes by that symmetry vanishes to rounding.
+    Kept with them: $W\Sigma$ and $N = W\Sigma W^\top$. The nodes are the last axis, which the processor's vectors run along.
     """
 
-    x: Float[Array, "r n d"]
-    W: Float[Array, "r n k d"]
+    x: Float[Array, "d n"]
+    W: Float[Array, "k d n"]
+    WS: Float[Array, "k d n"]
+    N: Float[Array, "k k n"]
+    replicates: int = eqx.field(static=True)
+
+    def means(self, values: Float[Array, " n"]) -> Float[Array, " r"]:
+        """The mean over each replicate."""
+        return values.reshape(self.replicates, -1).mean(axis=1)
 
 
 def regression_nodes(
     key: PRNGKeyArray, task: LinearRegression, n: int, replicates: int, *, of_query_only: bool = False
 ) -> Nodes:
-    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone."""
+    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate."""
     d, k = task.d, 0 if of_query_only else task.targets
-    normal = jnp.asarray(gaussian_nodes(key, d + k * d, n, replicates), task.Sigma.dtype)
-    W = normal[..., d:].reshape(replicates, n, k, d)
-    return Nodes(normal[..., :d] @ root(task.query_Sigma), W @ root(task.Omega))
+    normal = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d).T
+    normal = jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype)
+    W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, replicates * n), root(task.Omega))
+    WS = jnp.einsum("kdn,de->ken", W, task.Sigma)
+    x = root(task.query_Sigma) @ normal[:d]
+    return Nodes(x, W, WS, jnp.einsum("kdn,jdn->kjn", WS, W), replicates)

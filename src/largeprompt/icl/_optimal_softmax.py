@@ -103,7 +103,7 @@ def _common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | No
 
 def _search(task: LinearRegression, moments: WeightMoments, matrix, start: Float[np.ndarray, " p"]):
     """The parameters whose matrix A has the least risk, the best r with it, over nodes of the query."""
-    x = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True).x
+    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
 
     @jax.jit
     @jax.value_and_grad
@@ -112,7 +112,7 @@ def _search(task: LinearRegression, moments: WeightMoments, matrix, start: Float
 
         def risk_at(r: float) -> Float[Array, ""]:
             parts = aligned_blocks(A, r, task)
-            return aligned_softmax_risk(parts, task, moments, x, jnp.ones(())).mean()
+            return aligned_softmax_risk(parts, task, moments, nodes, jnp.ones(())).mean()
 
         ahead, behind, still = risk_at(1.0), risk_at(-1.0), risk_at(0.0)  # quadratic in r: three values fix it
         return still - (ahead - behind) ** 2 / (16 * jnp.maximum((ahead + behind) / 2 - still, 1e-300))

@@ -93,7 +93,7 @@ class OverNodes(AbstractRisk):
     def _replicates(self, layer) -> Float[Array, " r"]:
         parts = self.parts(layer)
         if self.aligned:
-            return aligned_softmax_risk(parts, self.task, self.moments, self.nodes.x, self.theta)
+            return aligned_softmax_risk(parts, self.task, self.moments, self.nodes, self.theta)
         return softmax_risk(parts, self.task, self.moments, self.nodes, self.theta)
 
     def parts(self, layer: AbstractLayer) -> Blocks:

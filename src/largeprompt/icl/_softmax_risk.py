@@ -10,7 +10,6 @@ as a control variate of weight $\theta$, 1 for long prompts, where the nodes the
 where the heavy tails of $\|b\|^2$ make it harmful.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -24,28 +23,41 @@ from ._regression import LinearRegression
 def softmax_risk(
     parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
 ) -> Float[Array, " r"]:
-    """R_L, averaged over each replicate of the nodes."""
+    """R_L, averaged over each replicate of the nodes and over ±W."""
+    A, C, P, R = parts
+    Sigma, s2, W, WS, N = task.Sigma, task.noise, nodes.W, nodes.WS, nodes.N
+    u, labels = A @ nodes.x, C @ nodes.x
+    h = Sigma @ u
+    WSu, Nl = jnp.sum(WS * u, axis=1), jnp.sum(N * labels, axis=1) + s2 * labels
+    # every quantity is an even part in W, plus or minus an odd one
+    nu = jnp.sum(u * h, axis=0) + jnp.sum(labels * Nl, axis=0), 2 * jnp.sum(labels * WSu, axis=0)
+    b = P @ h + R @ Nl, P @ jnp.sum(WS * labels[:, None], axis=0) + R @ WSu
+    a = (
+        jnp.sum((P @ Sigma) * P) + s2 * jnp.sum(R**2) + jnp.sum(N * (R.T @ R)[..., None], axis=(0, 1)),
+        2 * jnp.sum(WS * (R.T @ P)[..., None], axis=(0, 1)),
+    )
+    t = jnp.sum(W * nodes.x, axis=1)
 
-    def of_replicate(x, W):
-        return (_sampled_part(parts, task, moments, theta, x, W) + _sampled_part(parts, task, moments, theta, x, -W)) / 2
+    def with_sign(sign):
+        signed = b[0] + sign * b[1]
+        square, cross = jnp.sum(signed**2, axis=0), sign * jnp.sum(signed * t, axis=0)
+        return _integrand(moments, theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross)
 
-    return jax.vmap(of_replicate)(nodes.x, nodes.W) + exact_part(parts, task, theta)
+    return nodes.means((with_sign(1) + with_sign(-1)) / 2) + exact_part(parts, task, theta)
 
 
 def aligned_softmax_risk(
-    parts: Blocks, task: LinearRegression, moments: WeightMoments, x: Float[Array, "r n d"], theta: Float[Array, ""]
+    parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
 ) -> Float[Array, " r"]:
     r"""The same for $P = C = 0$, where $\nu = x^\top A^\top\Sigma Ax$ and the average over $W$ is taken in closed form."""
     A, _, _, R = parts
+    u = A @ nodes.x
+    h = task.Sigma @ u
+    Oh = task.Omega @ h
+    square, cross = jnp.sum(R**2) * jnp.sum(Oh * h, axis=0), jnp.trace(R) * jnp.sum(Oh * nodes.x, axis=0)
     a = jnp.sum(R**2) * (task.tau1 + task.noise)
-
-    def of_replicate(x):
-        h = x @ (task.Sigma @ A).T
-        hO = h @ task.Omega
-        square, cross = jnp.sum(R**2) * jnp.sum(hO * h, axis=1), jnp.trace(R) * jnp.sum(hO * x, axis=1)
-        return _mean(moments, theta, jnp.sum((x @ A.T) * h, axis=1), a, square, cross)
-
-    return jax.vmap(of_replicate)(x) + exact_part(parts, task, theta)
+    integrand = _integrand(moments, theta, jnp.sum(u * h, axis=0), a, square, cross)
+    return nodes.means(integrand) + exact_part(parts, task, theta)
 
 
 def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -> Float[Array, ""]:
@@ -54,20 +66,6 @@ def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -
     return base + theta * (gaussian_risk(parts, task, jnp.inf) - base)
 
 
-def _sampled_part(parts: Blocks, task: LinearRegression, moments: WeightMoments, theta, x, W) -> Float[Array, ""]:
-    A, C, P, R = parts
-    Sigma, s2 = task.Sigma, task.noise
-    u, labels = x @ A.T, x @ C.T
-    covariates = (u + jnp.einsum("nkd,nk->nd", W, labels)) @ Sigma  # the two blocks of Γ_W u
-    outputs = jnp.einsum("nkd,nd->nk", W, covariates) + s2 * labels
-    nu = jnp.sum(u * covariates, axis=1) + jnp.sum(labels * outputs, axis=1)
-    b = covariates @ P.T + outputs @ R.T
-    rows = P + R @ W  # V in the coordinates of (x, η)
-    a = jnp.sum((rows @ Sigma) * rows, axis=(1, 2)) + s2 * jnp.sum(R**2)
-    t = jnp.einsum("nkd,nd->nk", W, x)
-    return _mean(moments, theta, nu, a, jnp.sum(b**2, axis=1), jnp.sum(b * t, axis=1))
-
-
-def _mean(moments: WeightMoments, theta, nu, a, square, cross) -> Float[Array, ""]:
+def _integrand(moments: WeightMoments, theta, nu, a, square, cross) -> Float[Array, " n"]:
     Q, rest = moments.losses(nu)
-    return jnp.mean(a * Q + square * ((1 - theta) - rest) - 2 * cross * ((1 - theta) - Q)) / 2
+    return (a * Q + square * ((1 - theta) - rest) - 2 * cross * ((1 - theta) - Q)) / 2
