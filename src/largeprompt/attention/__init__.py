@@ -20,3 +20,4 @@ from ._pushforward import pushforward as pushforward
 from ._query import with_query as with_query
 from ._stderr import output_stderr as output_stderr
 from ._weights import WeightMoments as WeightMoments
+from ._weights import weight_expansion as weight_expansion

@@ -3,6 +3,8 @@
 from ._conserved import conserved_quantities as conserved_quantities
 from ._flow import Trajectory as Trajectory
 from ._flow import gradient_flow as gradient_flow
+from ._ladder import Ladder as Ladder
+from ._ladder import flow_ladder as flow_ladder
 from ._limits import flow_limit as flow_limit
 from ._start import alpha_range as alpha_range
 from ._start import structured_start as structured_start

@@ -1,5 +1,5 @@
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import diffrax
 import equinox as eqx
@@ -13,10 +13,11 @@ from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
 
+from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
-Solver = Literal["explicit", "implicit"]
+Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps"]
 
 
@@ -68,10 +69,10 @@ def gradient_flow(
     times: Numbers,
     key: PRNGKeyArray | None = None,
     *,
-    draws: int = 2**11,
+    draws: int = 2**12,
     rtol: float = 1e-6,
     atol: float = 1e-8,
-    solver: Solver = "explicit",
+    solver: Solver = "stabilised",
     dense: bool = False,
     max_steps: int = 2**16,
 ) -> Trajectory:
@@ -83,8 +84,8 @@ def gradient_flow(
     `solver="implicit"`. Paper: Equations (7) and (10).
     """
     times = increasing_times(times)
-    if solver not in ("explicit", "implicit"):
-        raise ValueError(f"solver is {solver!r}; it must be 'explicit' or 'implicit'")
+    if solver not in get_args(Solver):
+        raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(map(repr, get_args(Solver)))}")
     if not math.isfinite(float(times[-1])):
         raise ValueError(f"times end at {float(times[-1])}; a flow is followed to a finite time (see flow_limit)")
     function = risk_function(layer, task, L, key, draws=draws)
@@ -134,10 +135,14 @@ def _solve(
         return norm(y) > _FAR
 
     end = times[-1]
-    implicit = diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol))
+    solvers = {
+        "stabilised": Chebyshev(),
+        "explicit": diffrax.Tsit5(),
+        "implicit": diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol)),
+    }
     return diffrax.diffeqsolve(
         diffrax.ODETerm(velocity),
-        implicit if solver == "implicit" else diffrax.Tsit5(),
+        solvers[solver],
         t0=jnp.zeros_like(end),
         t1=end,
         dt0=None,

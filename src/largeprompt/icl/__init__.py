@@ -1,5 +1,9 @@
 """What attention is trained for: tasks, the risks of a layer on them, and what the best predictors reach."""
 
+from ._bayes import bayes_prediction as bayes_prediction
+from ._bayes import bayes_risk as bayes_risk
+from ._bayes import deterministic_equivalent as deterministic_equivalent
+from ._bayes import ridge_coefficients as ridge_coefficients
 from ._closed_forms import Blocks as Blocks
 from ._closed_forms import blocks as blocks
 from ._covariances import diagonal as diagonal

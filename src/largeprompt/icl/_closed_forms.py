@@ -58,6 +58,15 @@ def gaussian_risk(
     return (_expected_square(shrunk, task, L) + 2 * mean_product / normaliser + square / normaliser**2) / 2
 
 
+def aligned_gaussian_risk(parts: Blocks, task: LinearRegression, L) -> Float[Array, ""]:
+    """The same for P = C = 0, where a dozen of the products vanish."""
+    SA = task.Sigma @ parts.A
+    SAS, RR = SA @ task.query_Sigma, jnp.sum(parts.R**2)
+    square = (1 + 1 / L) * jnp.sum((task.Omega @ SAS) * SA) + (task.tau1 + task.noise) / L * jnp.sum(SAS * parts.A)
+    still = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise)
+    return (RR * square - 2 * jnp.trace(parts.R) * jnp.sum(SAS * task.Omega) + still) / 2
+
+
 def _even_part(parts: Blocks, task: LinearRegression) -> Float[Array, "k d"]:
     return parts.P @ task.Sigma @ parts.A + task.noise * parts.R @ parts.C
 

@@ -14,7 +14,7 @@ from ._aligned_risk import Coefficients, aligned_coefficients
 from ._closed_forms import gaussian_risk
 from ._estimate import Estimate, exactly
 from ._expansion import rate
-from ._nodes import regression_nodes
+from ._nodes import Nodes, regression_nodes
 from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
 from ._regression import LinearRegression
 from ._risk import risk
@@ -50,11 +50,13 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     if np.any(A):
         A = _best_scale(task, moments, A) * A
         if basis is None:
-            A = _search(task, moments, lambda a: a.reshape(A.shape), A.ravel()).reshape(A.shape)
+            A = _search(task, moments, _Full(task.d), A.ravel())
         elif len(groups) > 1:
             A = _best_diagonal(task, moments, basis, groups, A)
     found = _coefficients(A, task, moments)
-    attention = from_blocks(aligned_blocks(jnp.asarray(A), found.linear / (2 * found.quadratic), task), SoftmaxAttention)
+    attention = from_blocks(
+        aligned_blocks(jnp.asarray(A), found.linear / (2 * found.quadratic), task), SoftmaxAttention
+    )
     return SoftmaxOptimum(attention, risk(attention, task, L), constant)
 
 
@@ -85,8 +87,8 @@ def _common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | No
     matrices = [np.asarray(m) for m in (task.Sigma, task.Omega, task.query_Sigma)]
     sizes = [max(np.abs(m).max(), 1e-300) for m in matrices]
     # a combination without accidental coincidences has the common basis as its own
-    _, basis = np.linalg.eigh(sum(c * m / s for c, m, s in zip((1.0, math.sqrt(0.7), math.sqrt(0.3)), matrices, sizes)))
-    rotated = [basis.T @ m @ basis / s for m, s in zip(matrices, sizes)]
+    _, basis = np.linalg.eigh(sum(c * m / s for c, m, s in zip((1.0, math.sqrt(0.7), math.sqrt(0.3)), matrices, sizes, strict=True)))
+    rotated = [basis.T @ m @ basis / s for m, s in zip(matrices, sizes, strict=True)]
     if any(np.abs(m - np.diag(np.diag(m))).max() > 1e-10 for m in rotated):
         return None, []
     spectrum = np.stack([np.diag(m) for m in rotated], axis=1)
@@ -101,26 +103,52 @@ def _common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | No
     return basis, [np.array(group) for group in groups]
 
 
-def _search(task: LinearRegression, moments: WeightMoments, matrix, start: Float[np.ndarray, " p"]):
-    """The parameters whose matrix A has the least risk, the best r with it, over nodes of the query."""
-    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
+class _Diagonal(eqx.Module):
+    """Matrices diagonal in a basis, by the logarithm of what each group of equal directions is multiplied with."""
 
-    @jax.jit
-    @jax.value_and_grad
+    basis: Float[Array, "d d"]
+    start: Float[Array, " d"]
+    membership: Float[Array, "d g"]
+
+    def __call__(self, parameters: Float[Array, " g"]) -> Float[Array, "d d"]:
+        return (self.basis * (self.start * jnp.exp(self.membership @ parameters))) @ self.basis.T
+
+
+class _Full(eqx.Module):
+    """All square matrices."""
+
+    d: int = eqx.field(static=True)
+
+    def __call__(self, parameters: Float[Array, " n"]) -> Float[Array, "d d"]:
+        return parameters.reshape(self.d, self.d)
+
+
+@eqx.filter_jit
+def _profile(parameters, matrix: _Diagonal | _Full, task: LinearRegression, moments: WeightMoments, nodes: Nodes):
+    """The risk of A = matrix(parameters) with the best r, and its gradient."""
+
     def value(parameters):
         A = matrix(parameters)
 
         def risk_at(r: float) -> Float[Array, ""]:
-            parts = aligned_blocks(A, r, task)
-            return aligned_softmax_risk(parts, task, moments, nodes, jnp.ones(())).mean()
+            return aligned_softmax_risk(aligned_blocks(A, r, task), task, moments, nodes, jnp.ones(())).mean()
 
         ahead, behind, still = risk_at(1.0), risk_at(-1.0), risk_at(0.0)  # quadratic in r: three values fix it
         return still - (ahead - behind) ** 2 / (16 * jnp.maximum((ahead + behind) / 2 - still, 1e-300))
 
-    def as_numpy(parameters):
-        return tuple(np.asarray(v, float) for v in value(jnp.asarray(parameters)))
+    return jax.value_and_grad(value)(parameters)
 
-    return minimize(as_numpy, start, jac=True, method="BFGS", options={"gtol": 1e-9}).x
+
+def _search(task: LinearRegression, moments: WeightMoments, matrix: _Diagonal | _Full, start: Float[np.ndarray, " p"]):
+    """The matrix with the least risk over nodes of the query."""
+    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
+
+    def objective(parameters):
+        value, gradient = _profile(jnp.asarray(parameters), matrix, task, moments, nodes)
+        return float(value), np.asarray(gradient, float)
+
+    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-8})
+    return np.asarray(matrix(jnp.asarray(found.x)))
 
 
 def _best_scale(task: LinearRegression, moments: WeightMoments, A: Float[np.ndarray, "d d"]) -> float:
@@ -143,12 +171,9 @@ def _coefficients(A: Float[np.ndarray, "d d"], task: LinearRegression, moments: 
 def _best_diagonal(
     task: LinearRegression, moments: WeightMoments, basis, groups: list[np.ndarray], start: Float[np.ndarray, "d d"]
 ) -> Float[np.ndarray, "d d"]:
-    diagonal = np.diag(basis.T @ start @ basis)
-    membership = np.zeros((len(diagonal), len(groups)))
+    membership = np.zeros((task.d, len(groups)))
     for i, group in enumerate(groups):
         membership[group, i] = 1
-
-    def matrix(logs):
-        return (basis * (diagonal * jnp.exp(jnp.asarray(membership) @ logs))) @ basis.T
-
-    return np.asarray(matrix(_search(task, moments, matrix, np.zeros(len(groups)))))
+    diagonal = np.diag(basis.T @ start @ basis)
+    matrix = _Diagonal(jnp.asarray(basis), jnp.asarray(diagonal), jnp.asarray(membership))
+    return _search(task, moments, matrix, np.zeros(len(groups)))

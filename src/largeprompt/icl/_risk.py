@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, LinearAttention, SoftmaxAttention, WeightMoments
+from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments
 
 from ._aligned_risk import aligned_risk
-from ._closed_forms import blocks
 from ._estimate import Estimate, Gradient, norm
 from ._nodes import regression_nodes
 from ._regression import LinearRegression
@@ -105,13 +104,13 @@ def risk_function(
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     merged = gaussian_form(layer, task)
     if method == "auto" and merged is not None and isinstance(task, LinearRegression):
-        if isinstance(merged, LinearAttention) or math.inf == L:
-            dtype = task.Sigma.dtype
-            inside = query_in_prompt and math.inf > L
-            return ClosedForm(task, jnp.asarray(L, dtype), jnp.asarray(L + 1.0, dtype) if inside else None)
+        aligned, dtype = is_aligned(layer, task), task.Sigma.dtype
+        if isinstance(merged, LinearAttention) or L == math.inf:
+            normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and L < math.inf else None
+            return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
         if not query_in_prompt:
-            aligned = isinstance(layer, SoftmaxAttention) and is_aligned(blocks(merged, task))
-            nodes = regression_nodes(key, task, max(2, draws // _REPLICATES), _REPLICATES, of_query_only=aligned)
+            n = max(2, draws // _REPLICATES)
+            nodes = regression_nodes(key, task, n, _REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
     return OverInstances(task, jax.random.split(key, draws), L, query_in_prompt)
 

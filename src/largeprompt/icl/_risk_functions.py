@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from largeprompt._checks import is_traced
 from largeprompt.attention import (
     AbstractAttention,
     AbstractLayer,
@@ -18,7 +19,7 @@ from largeprompt.attention import (
     with_query,
 )
 
-from ._closed_forms import Blocks, blocks, gaussian_risk
+from ._closed_forms import Blocks, aligned_gaussian_risk, blocks, gaussian_risk
 from ._nodes import Nodes
 from ._regression import LinearRegression
 from ._softmax_risk import aligned_softmax_risk, softmax_risk
@@ -47,18 +48,25 @@ class AbstractRisk(eqx.Module):
 
 
 class ClosedForm(AbstractRisk):
-    """Gaussian regression: linear attention at any length, softmax attention at infinite length."""
+    """Gaussian regression: linear attention at any length, softmax attention at infinite length.
+
+    `aligned` layers have P = C = 0, which a gradient flow in (U, V) keeps.
+    """
 
     task: LinearRegression
     L: Float[Array, ""]
     normaliser: Float[Array, ""] | None
+    aligned: bool = eqx.field(static=True)
 
     @property
     def method(self) -> str:
         return "closed form"
 
     def _value(self, layer):
-        return gaussian_risk(blocks(merged_form(layer), self.task), self.task, self.L, self.normaliser)
+        parts = blocks(merged_form(layer), self.task)
+        if self.aligned and self.normaliser is None:
+            return aligned_gaussian_risk(parts, self.task, self.L)
+        return gaussian_risk(parts, self.task, self.L, self.normaliser)
 
     def value_and_gradient(self, layer):
         return eqx.filter_value_and_grad(self._value)(layer)
@@ -200,6 +208,9 @@ def gaussian_form(layer: AbstractLayer, task: AbstractTask) -> AbstractAttention
     return merged if isinstance(merged, SoftmaxAttention | LinearAttention) else None
 
 
-def is_aligned(parts: Blocks) -> bool:
-    """Whether no weight is on the covariates' side of the values or the labels' side of the scores."""
-    return not bool(jnp.any(parts.P != 0)) and not bool(jnp.any(parts.C != 0))
+def is_aligned(layer: AbstractLayer, task: LinearRegression) -> bool:
+    """Whether a (U, V) layer has P = C = 0: then by the symmetry W → −W the gradient has it too."""
+    if not isinstance(layer, AbstractAttention):  # K, Q, V, O of such a product need not stay so
+        return False
+    parts = blocks(layer, task)
+    return not any(is_traced(part) or bool(jnp.any(part != 0)) for part in (parts.P, parts.C))

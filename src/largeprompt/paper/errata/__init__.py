@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import jax.numpy as jnp
+
 from largeprompt.paper.errata import _concentration, _flow_limits, _in_context, _queries, _regression, _training
 from largeprompt.paper.errata._erratum import Comparison as Comparison
 from largeprompt.paper.errata._erratum import Erratum as Erratum
@@ -25,7 +27,9 @@ ERRATA: tuple[Erratum, ...] = tuple(
 
 
 def evidence() -> dict[str, Evidence]:
-    """The evidence of every erratum, recomputed: about ten seconds."""
+    """The evidence of every erratum, recomputed: about a minute."""
+    if jnp.zeros(()).dtype != jnp.float64:
+        raise ValueError("JAX computes in float32, too coarse for this evidence; call largeprompt.use_float64() first")
     return {erratum.key: erratum.evidence() for erratum in ERRATA}
 
 

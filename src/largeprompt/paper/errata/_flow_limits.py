@@ -2,73 +2,55 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from largeprompt.attention import LinearAttention
+from largeprompt.dynamics import alpha_range, flow_limit, gradient_flow
+from largeprompt.icl import LinearRegression, aligned_blocks, blocks, from_blocks, kms, risk, risk_gradient
 from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
-from largeprompt.paper.errata._linear_attention import Task, aligned, fixed_point, flow, gradient, kms, risk
 
 
-def printed_scale(d: int, norm: float) -> float:
-    """Theorem 5.2's upper limit of α: √2/(d^{1/4}‖Σ‖)."""
-    return math.sqrt(2) / (d**0.25 * norm)
+def aligned(A: Float[np.ndarray, "d d"], r: float, task: LinearRegression) -> LinearAttention:
+    """The block structure of Assumption 5.1, p = c = 0, at any scale: `structured_start` warns outside E14's range."""
+    return from_blocks(aligned_blocks(jnp.asarray(A), r, task), LinearAttention)
 
 
-def invariant_scale(d: int, norm: float) -> float:
-    """The limit that scales as it should, √2/(d^{1/4}‖Σ‖^{1/2}): it reads α²‖Σ‖√d < 2."""
-    return math.sqrt(2) / (d**0.25 * math.sqrt(norm))
+def sizes(layer: LinearAttention, task: LinearRegression) -> tuple[float, float]:
+    """(r, ‖A‖_F)."""
+    parts = blocks(layer, task)
+    return float(parts.R[0, 0]), float(jnp.linalg.norm(parts.A))
 
 
 def _initial_scale() -> Evidence:
-    Sigma = 0.1 * np.diag([1.0, 0.8, 0.6, 0.4, 0.2])
-    task, alpha = Task(Sigma, np.eye(5)), 9.0
+    task, alpha = LinearRegression(0.1 * np.diag([1.0, 0.8, 0.6, 0.4, 0.2])), 9.0
     direction = np.full(5, 1 / math.sqrt(5))
-    head = aligned(alpha * np.outer(direction, direction), alpha)
-    end, expected = flow(head, task, math.inf, 2e5), fixed_point(Sigma)
-    scalar = Task(np.array([[0.1]]), np.eye(1))
+    start = aligned(alpha * np.outer(direction, direction), alpha, task)
+    flow = gradient_flow(start, task, math.inf, [2e5])
+    (r, norm), (limit_r, limit_norm) = sizes(flow.last, task), sizes(flow_limit(task, start), task)
+    scalar, smaller = LinearRegression([[0.1]]), LinearRegression([[0.001]])
+    printed, invariant = alpha_range(task)
+    (printed_1, invariant_1), (printed_2, invariant_2) = alpha_range(scalar), alpha_range(smaller)
     return Evidence(
         """d = 1, Σ = 0.1, α = 10, inside the printed range. Then d = 5, Σ = diag(0.1, 0.08, 0.06, 0.04,
         0.02), α = 9, ΘΘᵀ the projection on (1, …, 1): the flow at L = ∞ up to t = 2·10⁵.""",
         (
-            Comparison(
-                "printed limit of α, d = 5",
-                printed_scale(5, 0.1),
-                ">",
-                invariant_scale(5, 0.1),
-                "limit of α²‖Σ‖√d < 2",
-            ),
+            Comparison("printed limit of α, d = 5", printed, ">", invariant, "limit of α²‖Σ‖√d < 2"),
             Comparison(
                 "R at the start, d = 1",
-                risk(aligned(np.array([[10.0]]), 10.0), scalar, math.inf),
+                float(risk(aligned(np.array([[10.0]]), 10.0, scalar), scalar, math.inf).value),
                 ">",
                 0.05,
                 "R at the origin",
             ),
-            Comparison(
-                "printed limit, Σ → Σ/100, over itself",
-                printed_scale(1, 0.001) / printed_scale(1, 0.1),
-                ">",
-                10.0,
-                "100^{1/2}",
-            ),
+            Comparison("printed limit, Σ → Σ/100, over itself", printed_2 / printed_1, ">", 10.0, "100^{1/2}"),
         ),
         (
-            Comparison(
-                "invariant limit, Σ → Σ/100, over itself",
-                invariant_scale(1, 0.001) / invariant_scale(1, 0.1),
-                "=",
-                10.0,
-                "100^{1/2}",
-            ),
-            Comparison("r at the end of the flow", end.r, "=", expected.r, "tr(Σ⁻²)^{1/4}"),
-            Comparison(
-                "‖A‖_F at the end of the flow",
-                float(np.linalg.norm(end.A)),
-                "=",
-                float(np.linalg.norm(expected.A)),
-                "‖Σ⁻¹‖_F/r",
-            ),
-            Comparison("R at the end of the flow", risk(end, task, math.inf), "=", 0.0, "", 1e-10),
+            Comparison("invariant limit, Σ → Σ/100, over itself", invariant_2 / invariant_1, "=", 10.0, "100^{1/2}"),
+            Comparison("r at the end of the flow", r, "=", limit_r, "tr(Σ⁻²)^{1/4}"),
+            Comparison("‖A‖_F at the end of the flow", norm, "=", limit_norm, "‖Σ⁻¹‖_F/r"),
+            Comparison("R at the end of the flow", float(flow.risk[-1]), "=", 0.0, "", 1e-10),
         ),
     )
 
@@ -89,16 +71,15 @@ def corrected_pl(Sigma: Float[np.ndarray, "d d"], P: Float[np.ndarray, "d d"], a
     return 2 * smallest**3 * alpha**2 * gain / float(np.linalg.norm(square))
 
 
-def pl_ratio(Sigma: Float[np.ndarray, "d d"], A: Float[np.ndarray, "d d"], r: float) -> float:
-    """‖∇R_∞‖²/(R_∞ − min R_∞) at p = c = 0, w ~ N(0, I), no noise (the minimum is then 0, Σ singular or not)."""
-    head, task = aligned(A, r), Task(Sigma, np.eye(len(Sigma)))
-    slope = gradient(head, task, math.inf)
-    return (float(np.sum(slope.A**2)) + slope.r**2) / risk(head, task, math.inf)
+def pl_ratio(layer: LinearAttention, task: LinearRegression) -> float:
+    """‖∇R_∞‖²/(R_∞ − min R_∞) without noise (the minimum is then 0, Σ singular or not)."""
+    return float(risk_gradient(layer, task, math.inf).norm() ** 2 / risk(layer, task, math.inf).value)
 
 
 def _pl_constant() -> Evidence:
     Sigma, P, alpha = np.diag([0.1, 0.0]), np.diag([1.0, 0.0]), 0.1
-    ratio = pl_ratio(Sigma, alpha * P, alpha)
+    task, smaller = LinearRegression(Sigma), LinearRegression(Sigma / 100)
+    ratio = pl_ratio(aligned(alpha * P, alpha, task), task)
     scaling = printed_pl(Sigma / 100, 10 * alpha) / printed_pl(Sigma, alpha)
     return Evidence(
         """Σ = diag(0.1, 0), ΘΘᵀ = diag(1, 0), α = 0.1, at the start. For scaling: Σ → Σ/100, α → 10α, under
@@ -118,7 +99,7 @@ def _pl_constant() -> Evidence:
             ),
             Comparison(
                 "‖∇R‖²/(R − R⋆), scaled over itself",
-                pl_ratio(Sigma / 100, 10 * alpha * P, 10 * alpha) / ratio,
+                pl_ratio(aligned(10 * alpha * P, 10 * alpha, smaller), smaller) / ratio,
                 "=",
                 1e-4,
                 "10⁻⁴",
@@ -128,32 +109,22 @@ def _pl_constant() -> Evidence:
 
 
 def _label_noise() -> Evidence:
-    Sigma = kms(5)
-    noisy = Task(Sigma, np.eye(5) / 5, 0.1)
-    expected = fixed_point(Sigma)
-    end = flow(aligned(0.5 * np.eye(5) / math.sqrt(5), 0.5), noisy, math.inf, 2000.0)
+    task = LinearRegression.experiment(kms(5))
+    start = aligned(0.5 * np.eye(5) / math.sqrt(5), 0.5, task)
+    flow = gradient_flow(start, task, math.inf, [2000.0])
+    end = float(flow.risk[-1])
+    noiseless = LinearRegression(task.Sigma, Omega=task.Omega)
+    (r, norm), (limit_r, limit_norm) = sizes(flow.last, task), sizes(flow_limit(noiseless, start), task)
     return Evidence(
         """d = 5, Σ = KMS(½), w ~ N(0, I/5), noise variance 0.1; the flow at L = ∞ from ΘΘᵀ = I/√5, α = ½,
         up to t = 2000.""",
         (
-            Comparison(
-                "limit of the risk, with the loss of Section 4",
-                risk(end, noisy, math.inf),
-                "<",
-                0.1,
-                "label-noise level",
-            ),
+            Comparison("limit of the risk, with the loss of Section 4", end, "<", 0.1, "label-noise level"),
         ),
         (
-            Comparison("limit of the risk", risk(end, noisy, math.inf), "=", 0.05, "s2/2"),
-            Comparison("r at the end of the flow", end.r, "=", expected.r, "tr(Σ⁻²)^{1/4}, as without noise"),
-            Comparison(
-                "‖A‖_F at the end of the flow",
-                float(np.linalg.norm(end.A)),
-                "=",
-                float(np.linalg.norm(expected.A)),
-                "‖Σ⁻¹‖_F/r, as without noise",
-            ),
+            Comparison("limit of the risk", end, "=", 0.05, "s2/2"),
+            Comparison("r at the end of the flow", r, "=", limit_r, "tr(Σ⁻²)^{1/4}, as without noise"),
+            Comparison("‖A‖_F at the end of the flow", norm, "=", limit_norm, "‖Σ⁻¹‖_F/r, as without noise"),
         ),
     )
 

@@ -17,7 +17,8 @@ OPENING = """
     of date, and
 
     ```sh
-    python -c "from largeprompt.paper.errata import evidence, markdown; print(markdown(evidence()), end='')"
+    python -c "import largeprompt as lp; lp.use_float64()
+    from largeprompt.paper.errata import evidence, markdown; print(markdown(evidence()), end='')"
     ```
 
     prints the page anew.

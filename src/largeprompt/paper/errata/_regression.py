@@ -2,64 +2,44 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from largeprompt.icl import LinearRegression, blocks, identity, kms, risk_gradient
 from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
-from largeprompt.paper.errata._linear_attention import Task, aligned, gradient, kms
+from largeprompt.paper.errata._flow_limits import aligned
 from largeprompt.paper.errata._queries import TOKENS, outer_product_gradient, softmax_output
 
 
-def token_covariance(
-    w: Float[np.ndarray, " d"], Sigma: Float[np.ndarray, "d d"], s2: float = 0.0
-) -> Float[np.ndarray, "D D"]:
-    """Γ_w = [[Σ, Σw], [wᵀΣ, wᵀΣw + s2]], the covariance of (x, w·x + η)."""
-    image = Sigma @ w
-    return np.block([[Sigma, image[:, None]], [image[None, :], np.array([[w @ image + s2]])]])
+def token_norm(w: Float[np.ndarray, " d"], task: LinearRegression) -> float:
+    """λ_max(Γ_w)."""
+    return float(jnp.linalg.eigvalsh(task.token_covariance(jnp.asarray(w)[None]))[-1])
 
 
-def token_scale(w: Float[np.ndarray, " d"], Sigma: Float[np.ndarray, "d d"], s2: float = 0.0) -> float:
+def token_scale(w: Float[np.ndarray, " d"], task: LinearRegression) -> float:
     """σ_w² = max(1, ‖Σ‖(1 + ‖w‖²) + s2) ≥ λ_max(Γ_w)."""
-    return max(1.0, float(np.linalg.norm(Sigma, 2)) * (1 + float(w @ w)) + s2)
+    return max(1.0, float(jnp.linalg.norm(task.Sigma, 2)) * (1 + float(w @ w)) + float(task.noise))
 
 
 def _sub_gaussian_constant() -> Evidence:
-    identity, w = np.eye(2), np.array([1.0, 0.0])
-    Sigma = kms(5) / np.linalg.norm(kms(5), 2)
-    ones = np.full(5, 0.5)
+    isotropic, w = LinearRegression(identity(2)), np.array([1.0, 0.0])
+    anisotropic, halves = LinearRegression(kms(5) / jnp.linalg.norm(kms(5), 2)), np.full(5, 0.5)
+    norm, other_norm = token_norm(w, isotropic), token_norm(halves, anisotropic)
+    label = float(halves @ anisotropic.Sigma @ halves)
     return Evidence(
         """Σ = I₂, w = (1, 0), no noise; then Σ = KMS(½)/‖KMS(½)‖, d = 5, w = (½, …, ½).""",
         (
+            Comparison("λ_max(Γ_w), Σ = I", norm, ">", 1.0, "max(‖Σ‖, ‖w‖²)"),
             Comparison(
-                "λ_max(Γ_w), Σ = I",
-                float(np.linalg.eigvalsh(token_covariance(w, identity))[-1]),
-                ">",
-                1.0,
-                "max(‖Σ‖, ‖w‖²)",
+                "λ_max(Γ_w), scaled KMS", other_norm, ">", max(1.0, float(halves @ halves)), "max(‖Σ‖, ‖w‖²)"
             ),
-            Comparison(
-                "λ_max(Γ_w), scaled KMS",
-                float(np.linalg.eigvalsh(token_covariance(ones, Sigma))[-1]),
-                ">",
-                max(1.0, float(ones @ ones)),
-                "max(‖Σ‖, ‖w‖²)",
-            ),
-            Comparison("printed corner ‖w‖²", float(ones @ ones), ">", float(ones @ Sigma @ ones), "E y² = ‖w‖²_Σ"),
+            Comparison("printed corner ‖w‖²", float(halves @ halves), ">", label, "E y² = ‖w‖²_Σ"),
         ),
         (
+            Comparison("λ_max(Γ_w), Σ = I", norm, "=", token_scale(w, isotropic), "‖Σ‖(1 + ‖w‖²)"),
             Comparison(
-                "λ_max(Γ_w), Σ = I",
-                float(np.linalg.eigvalsh(token_covariance(w, identity))[-1]),
-                "=",
-                token_scale(w, identity),
-                "‖Σ‖(1 + ‖w‖²)",
-            ),
-            Comparison(
-                "λ_max(Γ_w), scaled KMS",
-                float(np.linalg.eigvalsh(token_covariance(ones, Sigma))[-1]),
-                "<",
-                token_scale(ones, Sigma),
-                "‖Σ‖(1 + ‖w‖²)",
+                "λ_max(Γ_w), scaled KMS", other_norm, "<", token_scale(halves, anisotropic), "‖Σ‖(1 + ‖w‖²)"
             ),
         ),
     )
@@ -76,7 +56,7 @@ def _empirical_covariance() -> Evidence:
     printed = np.vstack([top, np.concatenate([printed_row, corner])]) / L
     unscaled = printed * L
     corrected = np.vstack([top, np.concatenate([w @ second, corner])])
-    limit = token_covariance(w, np.eye(d))
+    limit = LinearRegression(identity(d)).token_covariance(jnp.asarray(w)[None])
     return Evidence(
         """d = 2, Σ = I, w = (1, −2), L = 2000 design points ±√2 e_i, whose second moment is exactly I,
         query (½, 3/2).""",
@@ -109,14 +89,15 @@ def _empirical_covariance() -> Evidence:
 
 
 def _norm_of_sigma() -> Evidence:
-    scale = float(np.linalg.norm(kms(5), 2))
+    scale = float(jnp.linalg.norm(kms(5), 2))
     U, v, z = np.array([[0.4, -0.2], [0.1, 0.5]]), np.array([0.8, -0.6]), np.array([1.2, 0.7])
     stretched, shrunk = math.sqrt(scale) * U, z / math.sqrt(scale)
-    task, smaller = Task(kms(5), np.eye(5)), Task(kms(5) / scale, np.eye(5))
-    head, image = aligned(0.3 * np.eye(5), 0.4), aligned(scale * 0.3 * np.eye(5), 0.4)
-    slope, small_slope = gradient(head, task, 20.0), gradient(image, smaller, 20.0)
+    task, smaller = LinearRegression(kms(5)), LinearRegression(kms(5) / scale)
+    slope = blocks(risk_gradient(aligned(0.3 * np.eye(5), 0.4, task), task, 20).layer, task)
+    image = aligned(scale * 0.3 * np.eye(5), 0.4, smaller)
+    small_slope = blocks(risk_gradient(image, smaller, 20).layer, smaller)
     clock_U = scale * float(slope.A[0, 0] / small_slope.A[0, 0])
-    clock_v = slope.r / small_slope.r
+    clock_v = float(slope.R[0, 0] / small_slope.R[0, 0])
     return Evidence(
         """Σ = KMS(½), d = 5, the covariance of Appendix A.2.2, with k = ‖Σ‖. The identity: three tokens in
         the plane. The clocks: linear attention, L = 20, U ↦ kU, tokens divided by √k.""",

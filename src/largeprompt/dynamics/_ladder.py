@@ -1,0 +1,66 @@
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
+from largeprompt.attention import AbstractLayer
+from largeprompt.icl import AbstractTask, norm
+
+from ._flow import Trajectory, gradient_flow, increasing_times
+
+
+class Ladder(eqx.Module):
+    """Finite-prompt flows beside the infinite one, from one start: row i is at length `Ls[i]`.
+
+    `distance` is that of the parameters at equal times. Paper: Lemma E.1 for the distance, Theorem 4.3 for the risks.
+    """
+
+    Ls: tuple[int, ...] = eqx.field(static=True)
+    times: Float[Array, " t"]
+    distance: Float[Array, "n t"]
+    risk: Float[Array, "n t"]
+    risk_stderr: Float[Array, "n t"]
+    infinite: Trajectory
+    finite: tuple[Trajectory, ...]
+
+    @property
+    def excess(self) -> Float[Array, " n"]:
+        """Final risk of each finite flow above that of the infinite one."""
+        return self.risk[:, -1] - self.infinite.risk[-1]
+
+
+def flow_ladder(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    Ls: Sequence[int],
+    times: Numbers,
+    key: PRNGKeyArray | None = None,
+    **options,
+) -> Ladder:
+    """The gradient flows from one layer at each length of a ladder and at infinite length, and how far apart they are.
+
+    `options` go to `gradient_flow`.
+    """
+    times = increasing_times(times)
+    Ls = tuple(checks.count("L", L) for L in Ls)
+    if not Ls:
+        raise ValueError("Ls is empty; it must hold at least one prompt length")
+    infinite = gradient_flow(layer, task, jnp.inf, times, key, **options)
+    finite = tuple(gradient_flow(layer, task, L, times, key, **options) for L in Ls)
+    for L, flow in zip((*Ls, jnp.inf), (*finite, infinite), strict=True):
+        if flow.ending != "completed":
+            raise ValueError(
+                f"the flow at L = {L} ended at t = {flow.ended_at:g} ({flow.ending}); ask for earlier times"
+            )
+    distance = jnp.stack([_distances(flow.layers, infinite.layers) for flow in finite])
+    risk, error = (jnp.stack([getattr(flow, name) for flow in finite]) for name in ("risk", "risk_stderr"))
+    return Ladder(Ls, times, distance, risk, error, infinite, finite)
+
+
+def _distances(layers: AbstractLayer, others: AbstractLayer) -> Float[Array, " t"]:
+    first, second = (eqx.filter(tree, eqx.is_inexact_array) for tree in (layers, others))
+    return jax.vmap(lambda a, b: norm(jax.tree.map(jnp.subtract, a, b)))(first, second)

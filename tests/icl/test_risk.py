@@ -1,0 +1,386 @@
+"""Every way to a risk against prompts simulated in NumPy, and against integrals written here."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.integrate import quad
+from scipy.stats import chi
+
+import largeprompt as lp
+from catalogue import matrix
+from icl_catalogue import TASKS, attend, limit_losses, losses, mild, simulated, token_covariance, weights
+from largeprompt.attention import WeightMoments
+from largeprompt.icl import LinearRegression, identity, kms, risk, risk_expansion, risk_function, risk_rate
+from largeprompt.icl._nodes import Nodes
+from largeprompt.icl._same_prompt import _gap, same_prompt_gap
+from significance import assert_close_in_sigmas, assert_mean_is
+
+SOFTMAX, LINEAR = lp.SoftmaxAttention, lp.LinearAttention
+KMS = TASKS["anisotropic"]
+
+
+def assert_risk_of(found, simulated_losses, task: LinearRegression, L: int, n: int, *, seed: int = 0) -> None:
+    """`found` is the mean loss; the loss of predicting 0, whose mean is known, is taken off to sharpen the comparison."""
+    null = np.concatenate([np.sum(batch.targets**2, axis=1) / 2 for batch in simulated(task, L, n, seed)])
+    known = task.targets * (np.sum(np.asarray(task.query_Sigma) * np.asarray(task.Omega)) + float(task.noise)) / 2
+    assert_mean_is(simulated_losses - null, float(found.value) - known, float(found.stderr))
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize("L", [1, 2, 7, 50])
+@pytest.mark.parametrize("name", TASKS)
+def test_linear_attention_has_the_risk_of_simulated_prompts(name, L):
+    task, n = TASKS[name], 30_000
+    U, V = weights(10, task)
+    for inside in (False, True):
+        found = risk(LINEAR(U, V), task, L, query_in_prompt=inside)
+        assert found.exact
+        assert_risk_of(found, losses(LINEAR, U, V, task, L, n, inside=inside), task, L, n)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_infinite_prompts_have_one_risk_for_both_attentions(name):
+    task, n = TASKS[name], 30_000
+    U, V = weights(12, task, size=0.3)
+    found = risk(SOFTMAX(U, V), task, math.inf)
+    assert found.exact
+    assert_risk_of(found, limit_losses(U, V, task, n), task, 1, n)
+    for layer in (LINEAR(U, V), SOFTMAX(U, V)):
+        for inside in (False, True):
+            np.testing.assert_allclose(risk(layer, task, math.inf, query_in_prompt=inside).value, found.value, 1e-13)
+
+
+def test_long_prompts_of_linear_attention_reach_the_infinite_one():
+    U, V = weights(12, KMS)
+    limit = risk(LINEAR(U, V), KMS, math.inf).value
+    np.testing.assert_allclose(risk(LINEAR(U, V), KMS, 10**14).value, limit, rtol=1e-12)
+    inside = risk(LINEAR(U, V), KMS, 10**14, query_in_prompt=True).value
+    np.testing.assert_allclose(inside, limit, rtol=1e-12)
+
+
+# Softmax attention at finite length
+
+
+@pytest.mark.parametrize("L", [1, 2, 7, 50])
+@pytest.mark.parametrize("name", ["anisotropic", "two targets, other queries", "singular"])
+def test_softmax_attention_has_the_risk_of_simulated_prompts(name, L):
+    task, n = TASKS[name], 40_000
+    U, V = weights(14, task, size=0.25)
+    found = risk(SOFTMAX(U, V), task, L, rtol=2e-3)
+    assert float(found.stderr) < 2e-3 * float(found.value)
+    assert_risk_of(found, losses(SOFTMAX, U, V, task, L, n), task, L, n)
+
+
+def test_softmax_attention_that_reads_the_query_too_has_the_risk_of_simulated_prompts():
+    n, L = 100_000, 2
+    U, V = weights(16, KMS, size=0.6)
+    found = risk(SOFTMAX(U, V), KMS, L, rtol=0.02, query_in_prompt=True)
+    assert_mean_is(losses(SOFTMAX, U, V, KMS, L, n, inside=True), found.value, float(found.stderr))
+    without = risk(SOFTMAX(U, V), KMS, L, rtol=0.02)
+    assert abs(found.value - without.value) > 5 * math.hypot(float(found.stderr), float(without.stderr))
+
+
+def aligned(A, r, task) -> tuple[np.ndarray, np.ndarray]:
+    """U and V of a layer with P = C = 0."""
+    d, k = task.d, task.targets
+    U, V = np.zeros((d + k, d + k)), np.zeros((k, d + k))
+    U[:d, :d], V[:, d:] = A, r
+    return U, V
+
+
+@pytest.mark.parametrize("L", [2, 9, 60])
+@pytest.mark.parametrize("name", ["anisotropic", "two targets, other queries", "singular"])
+def test_aligned_layers_have_one_risk_by_quadrature_by_nodes_and_by_simulation(name, L):
+    task, n = TASKS[name], 60_000
+    r = matrix(21, task.targets, task.targets)
+    layer = SOFTMAX(*aligned(0.6 * matrix(20, 2, 2), r, task))
+    found = risk(layer, task, L)
+    assert found.exact
+    nodes = risk_function(layer, task, L)
+    assert "quasi" in nodes.method
+    value, error = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))(nodes, layer)
+    assert error < 2e-3 * value
+    assert_close_in_sigmas(value, found.value, error)
+    assert_risk_of(found, losses(SOFTMAX, layer.U, layer.V, task, L, n), task, L, n)
+
+
+@pytest.mark.parametrize("L", [2, 9, 60, 10**6])
+def test_an_aligned_risk_is_a_two_dimensional_integral(L):
+    """(2.23) by a product rule in place of the series of chi-squares."""
+    task, A, r = TASKS["other queries"], 0.8 * mild(22), 1.3
+    values, vectors = np.linalg.eigh(np.asarray(task.query_Sigma))
+    node, weight = hermegauss(150)
+    x = (vectors * np.sqrt(values)) @ np.stack(np.meshgrid(node, node)).reshape(2, -1)
+    weight = np.outer(weight, weight).ravel() / (2 * np.pi)
+    h = np.asarray(task.Sigma) @ A @ x
+    Q, K2 = (np.asarray(m) for m in WeightMoments(L).both(np.sum((A @ x) * h, axis=0)))
+    Oh, s2 = np.asarray(task.Omega) @ h, float(task.noise)
+    total = np.trace(np.asarray(task.Sigma @ task.Omega)) + s2
+    inner = r**2 * np.sum(Oh * h, axis=0) * K2 + r**2 * total * Q - 2 * r * np.sum(Oh * x, axis=0) * (1 - Q)
+    expected = (weight @ inner + np.trace(np.asarray(task.query_Sigma @ task.Omega)) + s2) / 2
+    np.testing.assert_allclose(risk(SOFTMAX(*aligned(A, r, task)), task, L).value, expected, rtol=1e-9)
+
+
+def test_a_form_too_anisotropic_for_the_quadrature_falls_back_to_nodes():
+    task, A, n, L = LinearRegression(np.diag([1.0, 1e-5]), 0.1, kms(2)), 0.6 * np.eye(2), 60_000, 9
+    layer = SOFTMAX(*aligned(A, 1.3, task))
+    found = risk(layer, task, L)
+    assert not found.exact
+    assert_risk_of(found, losses(SOFTMAX, layer.U, layer.V, task, L, n), task, L, n)
+
+
+@pytest.mark.parametrize(("L", "omega"), [(1, 0.7), (3, 2.0), (40, 0.5), (1000, 0.3), (40, 0.0)])
+def test_an_isotropic_aligned_risk_is_an_integral_over_the_norm_of_the_query(L, omega):
+    d, s2, r, task = 5, 0.1, 1.7, LinearRegression.experiment(identity(5))
+    moments = WeightMoments(L)
+
+    def inner(rho: float) -> float:
+        Q, K2 = (float(m) for m in moments.both(omega**2 * rho**2))
+        square = omega**2 * rho**2 / d
+        return r**2 * square * K2 + r**2 * (1 + s2) * Q - 2 * r * omega * rho**2 / d * (1 - Q)
+
+    integral, _ = quad(lambda rho: inner(rho) * chi.pdf(rho, d), 0, 12, epsabs=1e-11, epsrel=1e-10, limit=100)
+    layer = SOFTMAX(*aligned(omega * np.eye(d), r, task))
+    np.testing.assert_allclose(risk(layer, task, L).value, (1 + s2 + integral) / 2, rtol=1e-8)
+
+
+# Long prompts of softmax attention
+
+
+def rate_by_quadrature(P, r, A, task: LinearRegression) -> float:
+    """½ E e^ν [a − b² + 2bt] of (2.31), over x and w by a product rule; C = 0."""
+    node, weight = hermegauss(30)
+    grid = np.stack(np.meshgrid(*[node] * 4)).reshape(4, -1)
+    weight = np.prod(np.stack(np.meshgrid(*[weight] * 4)).reshape(4, -1), axis=0) / (2 * np.pi) ** 2
+    roots = [np.linalg.cholesky(np.asarray(m)) for m in (task.query_Sigma, task.Omega)]
+    x, w = roots[0] @ grid[:2], roots[1] @ grid[2:]
+    Sigma, s2 = np.asarray(task.Sigma), float(task.noise)
+    h, Sw = Sigma @ A @ x, Sigma @ w
+    nu, b = np.sum((A @ x) * h, axis=0), P @ h + r * np.sum(w * h, axis=0)
+    a = P @ Sigma @ P + 2 * r * P @ Sw + r**2 * (np.sum(w * Sw, axis=0) + s2)
+    return float(weight @ (np.exp(nu) * (a - b**2 + 2 * b * np.sum(w * x, axis=0)))) / 2
+
+
+def test_the_gap_to_infinite_prompts_decays_as_the_rate_over_L():
+    task = TASKS["other queries"]
+    A, P, r = mild(23) / 4, np.array([0.4, -0.7]), 1.2
+    U, V = aligned(A, r, task)
+    V[0, :2] = P
+    layer = SOFTMAX(U, V)
+    rate = risk_rate(layer, task)
+    np.testing.assert_allclose(rate, rate_by_quadrature(P, r, A, task), rtol=1e-8)
+    limit = risk(layer, task, math.inf).value
+    found = risk(layer, task, 10**6, rtol=1e-9)
+    assert_close_in_sigmas(1e6 * (found.value - limit), rate, 1e6 * float(found.stderr) + 1e-3 * float(rate))
+    np.testing.assert_allclose(risk(layer, task, 10**12).value, limit, rtol=1e-10)
+
+
+def test_what_the_expansion_leaves_falls_as_one_over_L_squared():
+    task = TASKS["other queries"]
+    layer = SOFTMAX(*aligned(mild(23) / 8, 2.0, task))
+    left = [float(risk(layer, task, L).value - risk_expansion(layer, task, L)) for L in (10**3, 10**4, 10**5)]
+    slopes = np.diff(np.log10(np.abs(left)))
+    np.testing.assert_allclose(slopes, -2, atol=0.02)
+    limit = risk(layer, task, math.inf).value
+    np.testing.assert_allclose(risk_expansion(layer, task, math.inf), limit, rtol=1e-14)
+
+
+def test_the_rate_is_infinite_for_layers_that_score_labels():
+    U, V = aligned(0.1 * np.eye(2), 1.0, KMS)
+    assert np.isfinite(risk_rate(SOFTMAX(U, V), KMS))
+    U[2, 0] = 1e-3
+    assert risk_rate(SOFTMAX(U, V), KMS) == math.inf
+    assert risk_expansion(SOFTMAX(U, V), KMS, 100) == math.inf
+
+
+def test_the_rate_is_infinite_from_the_threshold_on():
+    task = LinearRegression(identity(2), 0.1)
+    below, above = (SOFTMAX(*aligned(omega * np.eye(2), 1.0, task)) for omega in (0.707, 0.708))
+    assert np.isfinite(risk_rate(below, task))
+    assert risk_rate(above, task) == math.inf
+    assert risk_expansion(above, task, 10) == math.inf
+
+
+# How an average is taken
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, LINEAR])
+@pytest.mark.parametrize("L", [3, math.inf])
+def test_sampling_agrees_with_the_exact_way(kind, L):
+    layer = kind(*weights(14, KMS, size=0.3))
+    sampled = risk(layer, KMS, L, jax.random.key(7), method="sampled", rtol=0.01)
+    exact = risk(layer, KMS, L, rtol=2e-3)
+    assert "Monte Carlo over" in sampled.method
+    assert 0 < float(sampled.stderr) <= 0.01 * float(sampled.value)
+    assert_close_in_sigmas(sampled.value, exact.value, np.hypot(sampled.stderr, exact.stderr))
+
+
+def test_the_same_call_gives_the_same_number_and_another_key_another():
+    layer = SOFTMAX(*weights(14, KMS, size=0.3))
+    one, again = (risk(layer, KMS, 5, rtol=0.1) for _ in range(2))
+    other = risk(layer, KMS, 5, jax.random.key(1), rtol=0.1)
+    assert one.value == again.value
+    assert one.value != other.value
+    assert_close_in_sigmas(one.value, other.value, np.hypot(one.stderr, other.stderr))
+
+
+def test_a_tighter_tolerance_is_met():
+    layer = SOFTMAX(*weights(14, KMS, size=0.3))
+    for rtol in (1e-2, 5e-4):
+        found = risk(layer, KMS, 5, rtol=rtol)
+        assert float(found.stderr) <= rtol * float(found.value)
+
+
+@pytest.mark.parametrize("method", ["auto", "sampled"])
+def test_a_tolerance_out_of_reach_is_said(method):
+    layer = SOFTMAX(*weights(14, KMS, size=0.3))
+    with pytest.warns(UserWarning, match=r"after 64 draws, above rtol = 1e-06; raise max_draws or rtol"):
+        found = risk(layer, KMS, 5, rtol=1e-6, max_draws=64, method=method)
+    assert np.isfinite(found.value)
+
+
+# Layers of other shapes
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_a_scaled_head_and_its_merged_form_have_one_risk(kind):
+    task = TASKS["two targets"]
+    K, Q, V, O = (0.5 * matrix(30 + i, *shape) for i, shape in enumerate([(3, 4), (3, 4), (3, 4), (2, 3)]))
+    head = lp.Head(K, Q, V, O, scale=0.5, kind=kind)
+    merged = (SOFTMAX if kind == "softmax" else LINEAR)(0.5 * K.T @ Q, O @ V)
+    for L in (6, math.inf):
+        np.testing.assert_allclose(risk(head, task, L, rtol=0.1).value, risk(merged, task, L, rtol=0.1).value, 1e-12)
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, LINEAR])
+def test_the_last_outputs_are_the_prediction(kind):
+    task = TASKS["two targets"]
+    U, V = weights(14, task, size=0.3, outputs=task.dim)
+    whole, last = kind(U, V), kind(U, V[-2:])
+    assert risk(whole, task, 6, rtol=0.1).value == risk(last, task, 6, rtol=0.1).value
+    sampled = [risk(layer, task, 6, rtol=0.1, method="sampled") for layer in (whole, last)]
+    np.testing.assert_allclose(sampled[0].value, sampled[1].value, rtol=1e-12)
+
+
+def test_many_heads_have_the_risk_of_simulated_prompts():
+    n, L = 60_000, 5
+    one, two = weights(40, KMS), weights(42, KMS)
+    layer = lp.MultiHead([lp.Head(np.eye(3), *one), lp.Head(np.eye(3), *two)])
+    found = risk(layer, KMS, L, rtol=0.02)
+    squares = [
+        np.sum((sum(attend(SOFTMAX, *w, b.tokens, b.queries) for w in (one, two)) - b.targets) ** 2, axis=1) / 2
+        for b in simulated(KMS, L, n)
+    ]
+    assert_mean_is(np.concatenate(squares), found.value, float(found.stderr))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e100])
+@pytest.mark.parametrize("kind", [SOFTMAX, LINEAR])
+@pytest.mark.parametrize("L", [1, 30, math.inf])
+@pytest.mark.filterwarnings("ignore:the standard error")
+def test_huge_weights_have_a_finite_risk_or_one_line(kind, L, size):
+    for U, V in (weights(14, KMS, size=size), aligned(size * np.eye(2), size, KMS)):
+        try:
+            found = risk(kind(U, V), KMS, L, max_draws=2**12)
+        except ValueError as error:
+            assert "overflows" in str(error)
+            assert "\n" not in str(error)
+            assert size > 1e3
+        else:
+            assert np.isfinite(found.value)
+            assert not np.isnan(found.stderr)
+            assert found.value > 0
+
+
+def test_sharp_scores_pick_one_token():
+    """With U → ∞ softmax attention copies the token of the largest score: R = ½E(v·z_best − y)²."""
+    n, L = 100_000, 4
+    _, V = weights(14, KMS)
+    layer = SOFTMAX(*(aligned(1e6 * np.eye(2), 0, KMS)[0], V))
+    found = risk(layer, KMS, L, rtol=5e-3)
+    picked = []
+    for batch in simulated(KMS, L, n):
+        best = np.argmax(np.einsum("bld,bd->bl", batch.tokens[..., :2], batch.queries[:, :2]), axis=1)
+        picked.append(np.sum((batch.tokens[np.arange(len(best)), best] @ V.T - batch.targets) ** 2, axis=1) / 2)
+    assert_mean_is(np.concatenate(picked), found.value, float(found.stderr))
+
+
+# Softmax and linear attention on the same prompts
+
+
+def shared_prompt_squares(soft, lin, task, L: int, n: int) -> np.ndarray:
+    """Squared distances between the two outputs on simulated prompts."""
+    found = []
+    for batch in simulated(task, L, n):
+        outputs = [attend(kind, *w, batch.tokens, batch.queries) for kind, w in ((SOFTMAX, soft), (LINEAR, lin))]
+        found.append(np.sum((outputs[0] - outputs[1]) ** 2, axis=1))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("L", [1, 4, 20])
+@pytest.mark.parametrize("name", ["anisotropic", "two targets, other queries"])
+def test_the_same_prompt_gap_is_that_of_simulated_prompts(name, L):
+    task = TASKS[name]
+    soft, other = weights(14, task, size=0.3), weights(18, task, size=0.3)
+    for lin in (soft, other):
+        found = same_prompt_gap(SOFTMAX(*soft), LINEAR(*lin), task, L)
+        assert_mean_is(shared_prompt_squares(soft, lin, task, L, 60_000), found.value, float(found.stderr))
+
+
+@pytest.mark.parametrize("L", [1, 3, 25])
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_the_same_prompt_gap_holds_query_by_query(L, size):
+    """At one (W, x) the tails are light: ±W, as the average is taken; at size 0 the scores vanish, and so does ν."""
+    task, n = TASKS["two targets, other queries"], 60_000
+    (U, V), lin = weights(50, task), weights(52, task)
+    U = size * U
+    x, W = matrix(54, 2), 0.8 * matrix(55, 2, 2)
+    WS = W @ np.asarray(task.Sigma)
+    nodes = Nodes(*(jnp.asarray(m[..., None]) for m in (x, W, WS, WS @ W.T)), replicates=1)
+    blocks = [lp.icl.blocks(layer, task) for layer in (SOFTMAX(U, V), LINEAR(*lin))]
+    found = _gap(*blocks, task, WeightMoments(L), jnp.asarray(float(L)), nodes)[0]
+    rng, query = np.random.default_rng(3), np.tile(np.append(x, [0, 0]), (n, 1))
+    squares = []
+    for sign in (1, -1):
+        factor = np.linalg.cholesky(token_covariance(task, sign * W))
+        tokens = rng.normal(size=(n, L, 4)) @ factor.T
+        outputs = attend(SOFTMAX, U, V, tokens, query) - attend(LINEAR, *lin, tokens, query)
+        squares.append(np.sum(outputs**2, axis=1))
+    assert_mean_is(np.mean(squares, axis=0), found)
+
+
+def test_the_same_prompt_gap_of_one_layer_vanishes_at_infinite_length_and_decays_to_it():
+    task = TASKS["other queries"]
+    U, V = aligned(0.2 * np.eye(2), 1.5, task)
+    gaps = [float(same_prompt_gap(SOFTMAX(U, V), LINEAR(U, V), task, L).value) for L in (10**4, 10**8, 10**12)]
+    np.testing.assert_allclose(np.diff(np.log10(gaps)), -4, atol=1e-3)
+    assert same_prompt_gap(SOFTMAX(U, V), LINEAR(U, V), task, math.inf).value == 0
+
+
+def test_the_same_prompt_gap_at_infinite_length_is_that_of_the_limits():
+    soft, lin = weights(14, KMS, size=0.3), weights(18, KMS, size=0.3)
+    found = same_prompt_gap(SOFTMAX(*soft), LINEAR(*lin), KMS, math.inf, draws=2**14)
+    samples = []
+    for batch in simulated(KMS, 1, 60_000):
+        gammas = token_covariance(KMS, batch.W)
+        ends = [np.einsum("pi,bij,bj->bp", V, gammas, batch.queries @ U.T) for U, V in (soft, lin)]
+        samples.append(np.sum((ends[0] - ends[1]) ** 2, axis=1))
+    assert_mean_is(np.concatenate(samples), found.value, float(found.stderr))
+
+
+def test_the_same_prompt_gap_takes_heads_and_refuses_the_wrong_kind():
+    U, V = weights(14, KMS, size=0.3)
+    head, straight = lp.Head(np.eye(3), U, V), lp.Head(np.eye(3), U, V, kind="linear")
+    merged = same_prompt_gap(SOFTMAX(U, V), LINEAR(U, V), KMS, 5)
+    np.testing.assert_allclose(same_prompt_gap(head, straight, KMS, 5).value, merged.value, rtol=1e-12)
+    with pytest.raises(ValueError, match="linear is softmax attention; it must be linear attention"):
+        same_prompt_gap(head, head, KMS, 5)
+    with pytest.raises(ValueError, match="the layer is linear attention; this holds of softmax attention only"):
+        same_prompt_gap(straight, straight, KMS, 5)
