@@ -4,15 +4,15 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import xarray as xr
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from largeprompt import __version__, use_float64
 
@@ -23,6 +23,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 screen, errors = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")]
+Out = Annotated[Path, typer.Option(help="Folder for figures and data.")]
+Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:SIZE, diagonal:A,B,...")]
+Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
+Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
+Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths, separated by commas.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,52 +50,120 @@ def _options(
 @app.command()
 def reproduce(
     preset: Annotated[str, typer.Option(help="How much to run: quick or smoke.")] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for figures and data.")] = Path("results"),
+    out: Out = Path("results"),
     seed: Annotated[int, typer.Option(help="Seed of weights, queries and prompts.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Measure how fast softmax attention and its gradients reach the infinite-prompt limit, beside the prediction."""
-    from largeprompt.paper import convergence
+    """Convergence to the infinite prompt, the least in-context risks, and gradient flows by prompt length."""
+    from largeprompt.paper import convergence, drawing, learning, tables
 
     if preset not in convergence.PRESETS:
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(convergence.PRESETS)}")
     settings = dataclasses.replace(convergence.PRESETS[preset], seed=seed)
+    in_context = learning.PRESETS[preset]
     out.mkdir(parents=True, exist_ok=True)
-    data = _with_progress(settings)
-    files = _write(data, out)
-    if as_json:
-        print(json.dumps({"files": [str(f) for f in files], **_as_numbers(data)}, indent=1))
-    else:
-        _print_tables(data, settings)
-        screen.print("written: " + ", ".join(str(f) for f in files), soft_wrap=True)
-
-
-def _with_progress(settings) -> xr.Dataset:
-    from largeprompt.paper import convergence
-
-    # Each step also pays for compilation, about as long as a thousand tokens a prompt take.
+    # Each measurement also pays for compilation, about as long as a thousand tokens a prompt take.
     work = {step: 1000 + step[1] for step in convergence.steps(settings)}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    with _progress("measuring", sum(work.values())) as done:
+        data = convergence.measure(settings, lambda name, L: done(f"measured {name}, L = {L}", work[name, L]))
+    files = _write(out, "convergence", drawing.convergence(data), data)
+    least = _optima(in_context)
+    files += _write(out, "optima", drawing.optima(least), least)
+    rungs = _flows(in_context)
+    files += _write(out, "flows", drawing.ladder(rungs), rungs)
+    if as_json:
+        parts = {**tables.convergence_numbers(data), "optima": _records(least), "flows": _records(rungs)}
+        _print_json(files, parts)
+    else:
+        _print(tables.convergence_tables(data, settings))
+        _print(tables.optima_tables(least))
+        _print(tables.flow_tables(rungs))
+        _name_files(files)
+
+
+@app.command()
+def optima(
+    sigma: Sigma = "identity",
+    d: Dimension = 5,
+    noise: Noise = 0.1,
+    lengths: Lengths = "5,10,20,50,100,200,500,1000",
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """The least in-context risk of softmax and linear attention beside the Bayes risk, by prompt length, exactly."""
+    from largeprompt.paper import drawing, learning, tables
+
+    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=_whole_numbers("--L", lengths))
+    out.mkdir(parents=True, exist_ok=True)
+    data = _optima(settings)
+    files = _write(out, "optima", drawing.optima(data), data)
+    if as_json:
+        _print_json(files, {"optima": _records(data)})
+    else:
+        _print(tables.optima_tables(data))
+        _name_files(files)
+
+
+@app.command()
+def flows(
+    sigma: Sigma = "identity",
+    d: Dimension = 5,
+    noise: Noise = 0.1,
+    lengths: Lengths = "10,100,1000,10000",
+    time: Annotated[float, typer.Option(help="Final time of the flows.")] = 1000.0,
+    alpha: Annotated[float, typer.Option(help="Scale of the start of Assumption 5.1.")] = 0.3,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
+    from largeprompt.paper import drawing, learning, tables
+
+    ladder = _whole_numbers("--L", lengths)
+    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)
+    out.mkdir(parents=True, exist_ok=True)
+    data = _flows(settings)
+    files = _write(out, "flows", drawing.ladder(data), data)
+    if as_json:
+        _print_json(files, {"flows": _records(data)})
+    else:
+        _print(tables.flow_tables(data))
+        _name_files(files)
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; it must be whole numbers separated by commas") from None
+
+
+def _optima(settings) -> xr.Dataset:
+    from largeprompt.paper import learning
+
+    with _progress("least risks", len(settings.covariances) * len(settings.lengths)) as done:
+        return learning.optima(settings, done)
+
+
+def _flows(settings) -> xr.Dataset:
+    from largeprompt.paper import learning
+
+    with _progress("following flows", len(settings.covariances) * (len(settings.ladder) + 1)) as done:
+        return learning.ladder(settings, done)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar with the time left, on a terminal; what it yields is told of each piece of work done."""
+    left = TextColumn("left"), TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("measuring", total=sum(work.values()))
-
-        def done(name: str, L: int) -> None:
-            progress.update(task, advance=work[name, L], description=f"measured {name}, L = {L}")
-
-        return convergence.measure(settings, done)
+        task = progress.add_task(what, total=total)
+        yield lambda description, work=1: progress.update(task, advance=work, description=description)
 
 
-def _write(data: xr.Dataset, out: Path) -> list[Path]:
+def _write(out: Path, stem: str, figure, data: xr.Dataset) -> list[Path]:
     from largeprompt.lab import replacing
-    from largeprompt.paper import drawing
 
-    figure = drawing.convergence(data)
     writers = {
         ".svg": lambda path: figure.savefig(path, metadata={"Date": None}),
         ".pdf": lambda path: figure.savefig(path, metadata={"CreationDate": None}),
@@ -96,51 +171,29 @@ def _write(data: xr.Dataset, out: Path) -> list[Path]:
         ".csv": lambda path: data.to_dataframe().to_csv(path),
         ".nc": lambda path: data.to_netcdf(path, engine="scipy"),
     }
-    files = [out / f"convergence{suffix}" for suffix in writers]
+    files = [out / f"{stem}{suffix}" for suffix in writers]
     for file in files:
         with replacing(file) as path:
             writers[file.suffix](path)
     return files
 
 
-def _as_numbers(data: xr.Dataset) -> dict:
-    from largeprompt.paper import convergence
-
-    return {
-        "settings": data.attrs,
-        "deviations": data.to_dataframe().reset_index().to_dict(orient="records"),
-        "slopes": convergence.slopes(data).to_dataframe().reset_index().to_dict(orient="records"),
-    }
+def _records(data: xr.Dataset) -> dict:
+    return {"settings": data.attrs, "rows": data.to_dataframe().reset_index().to_dict(orient="records")}
 
 
-def _print_tables(data: xr.Dataset, settings) -> None:
-    from largeprompt.paper import convergence
+def _print_json(files: list[Path], numbers: dict) -> None:
+    print(json.dumps({"files": [str(file) for file in files], **numbers}, indent=1))
 
-    slopes = convergence.slopes(data)
-    names = {"output": "output", "V": "∇_V", "U": "∇_U"}
-    for law in data.law.values:
-        title = f"{law} tokens: mean squared deviation, and its ratio to the predicted c/L"
-        table = Table(title=title, box=box.SIMPLE_HEAD)
-        table.add_column("L", justify="right")
-        for quantity in data.quantity.values:
-            table.add_column(names[str(quantity)], justify="right", style="bold")
-            table.add_column("ratio", justify="right")
-        for L in data.L.values:
-            cells = []
-            for quantity in data.quantity.values:
-                point = data.sel(law=law, quantity=quantity, L=L)
-                value, stderr, predicted = (float(point[k]) for k in ("mean_square", "stderr", "predicted"))
-                cells += [f"{value:.2e}", f"{value / predicted:.2f}±{stderr / predicted:.2f}"]
-            table.add_row(f"{int(L)}", *cells)
-        table.add_section()
-        fits = [slopes.sel(law=law, quantity=q) for q in data.quantity.values]
-        table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"±{float(fit.stderr):.3f}")])
+
+def _print(parts) -> None:
+    for part in parts:
         # a table needs its width: on a narrower terminal lines wrap, but no digit is cut
-        screen.print(table, width=max(76, screen.width), crop=False)
-    screen.print(
-        f"{settings.replicates} prompts a length, {settings.queries} queries, token dimension {settings.dim}, "
-        f"seed {settings.seed}, {data.attrs['seconds']:.0f} s; slopes over the longer half of the lengths, predicted -1"
-    )
+        screen.print(part, width=max(76, screen.width), crop=False)
+
+
+def _name_files(files: list[Path]) -> None:
+    screen.print("written: " + ", ".join(str(file) for file in files), soft_wrap=True)
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -39,26 +40,31 @@ def flow_ladder(
     Ls: Sequence[int],
     times: Numbers,
     key: PRNGKeyArray | None = None,
+    *,
+    report: Callable[[float, Trajectory], None] = lambda L, flow: None,
     **options,
 ) -> Ladder:
     """The gradient flows from one layer at each length of a ladder and at infinite length, and how far apart they are.
 
-    `options` go to `gradient_flow`.
+    `report` hears of each flow once it is followed; `options` go to `gradient_flow`.
     """
     times = increasing_times(times)
     Ls = tuple(checks.count("L", L) for L in Ls)
     if not Ls:
         raise ValueError("Ls is empty; it must hold at least one prompt length")
-    infinite = gradient_flow(layer, task, jnp.inf, times, key, **options)
-    finite = tuple(gradient_flow(layer, task, L, times, key, **options) for L in Ls)
-    for L, flow in zip((*Ls, jnp.inf), (*finite, infinite), strict=True):
+    flows = []
+    for L in (math.inf, *Ls):
+        flow = gradient_flow(layer, task, L, times, key, **options)
         if flow.ending != "completed":
             raise ValueError(
-                f"the flow at L = {L} ended at t = {flow.ended_at:g} ({flow.ending}); ask for earlier times"
+                f"the flow at L = {L} ended at t = {flow.ended_at:g}: {flow.ending}; ask for earlier times"
             )
+        report(L, flow)
+        flows.append(flow)
+    infinite, *finite = flows
     distance = jnp.stack([_distances(flow.layers, infinite.layers) for flow in finite])
     risk, error = (jnp.stack([getattr(flow, name) for flow in finite]) for name in ("risk", "risk_stderr"))
-    return Ladder(Ls, times, distance, risk, error, infinite, finite)
+    return Ladder(Ls, times, distance, risk, error, infinite, tuple(finite))
 
 
 def _distances(layers: AbstractLayer, others: AbstractLayer) -> Float[Array, " t"]:

@@ -6,6 +6,7 @@ from ._bayes import deterministic_equivalent as deterministic_equivalent
 from ._bayes import ridge_coefficients as ridge_coefficients
 from ._closed_forms import Blocks as Blocks
 from ._closed_forms import blocks as blocks
+from ._covariances import covariance_named as covariance_named
 from ._covariances import diagonal as diagonal
 from ._covariances import identity as identity
 from ._covariances import kms as kms

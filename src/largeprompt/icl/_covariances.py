@@ -33,3 +33,23 @@ def spiked(d: int, spike: float, direction: VectorLike | None = None) -> Float[A
         raise ValueError("direction is 0; it must point somewhere")
     n = n / length
     return jnp.eye(d) + spike * jnp.outer(n, n)
+
+
+def covariance_named(name: str, d: int) -> Float[Array, "d d"]:
+    """The covariance that a command line or a file names: `identity`, `kms:0.5`, `diagonal:1,2,4` or `spiked:3`."""
+    kind, _, argument = name.partition(":")
+    try:
+        numbers = [float(part) for part in argument.split(",")] if argument else []
+    except ValueError:
+        raise ValueError(f"the covariance {name!r} has {argument!r} after its colon; it must be numbers") from None
+    if kind == "identity" and not numbers:
+        return identity(d)
+    if kind == "kms" and len(numbers) <= 1:
+        return kms(d, *numbers)
+    if kind == "diagonal" and len(numbers) == d:
+        return diagonal(numbers)
+    if kind == "spiked" and len(numbers) == 1:
+        return spiked(d, numbers[0])
+    raise ValueError(
+        f"the covariance is {name!r}; for d = {d} it must be identity, kms:RHO, spiked:SIZE or diagonal: and {d} numbers"
+    )

@@ -105,8 +105,8 @@ def risk_function(
     merged = gaussian_form(layer, task)
     if method == "auto" and merged is not None and isinstance(task, LinearRegression):
         aligned, dtype = is_aligned(layer, task), task.Sigma.dtype
-        if isinstance(merged, LinearAttention) or L == math.inf:
-            normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and L < math.inf else None
+        if isinstance(merged, LinearAttention) or math.inf == L:
+            normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
             return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // _REPLICATES)

@@ -10,7 +10,7 @@ $L^{1/4}$. Where $\Sigma_q=\Sigma$, all n cost the same to this order; the next 
 
 import math
 import warnings
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -37,6 +37,7 @@ Vector = Float[np.ndarray, " n"]
 _ROUNDING = 1e-12  # of the largest curvature: what is zero in float64
 _STATIONARY = 1e-10  # a gradient's norm at a point that is reported
 _SIGMAS = 5
+_LEAPS, _NEWTON_STEPS = 4, 30
 
 
 class StationaryPoint(eqx.Module):
@@ -85,14 +86,14 @@ def stationary_points(
     function = risk_function(full, task, L, of_nodes, draws=draws)
     check = risk_function(full, task, L, of_check, draws=8 * draws)
     assert isinstance(function, ClosedForm | OverNodes)
-    search = _Search(function, check, layer, float(optimum.risk.value))
-
-    search.descend_from(flat(blocks(optimum.attention, task)))
-    for start, directions in _spurious_starts(task, L):
-        search.descend_from(start, directions)
+    assert isinstance(check, ClosedForm | OverNodes)
+    search = _Search(function, check, layer, float(optimum.risk.value), L)
+    found = search.below(flat(blocks(optimum.attention, task)))
+    for start, subspace in _spurious_starts(task, L):
+        found += search.below(_best_scaled(function, start), subspace)
     for of_start in jax.random.split(of_starts, starts):
-        search.descend_from(flat(_random_blocks(of_start, task)))
-    return search.distinct()
+        found += search.below(flat(_random_blocks(of_start, task)))
+    return _distinct(found)
 
 
 def predicted_excess(task: LinearRegression, L: int | float) -> Float[Array, ""]:
@@ -153,33 +154,206 @@ def _random_blocks(key: PRNGKeyArray, task: LinearRegression) -> Blocks:
 class _Candidate(NamedTuple):
     point: StationaryPoint
     x: Vector
-    slack: float  # how far the risk may be off that of an exact stationary point
-    downhill: Vector | None
+    slack: float  # how far the errors of the nodes may have moved the risk
+    downhill: Vector  # 0 unless it is a saddle
 
 
-class _Search:
-    """The stationary points met so far of one risk, and how to find more."""
+class _Search(NamedTuple):
+    """One risk, averages to check it with, and the least value known."""
 
-    def __init__(self, function: ClosedForm | OverNodes, check: Any, layer: type, least: float):
-        self.function, self.check, self.layer, self.least = function, check, layer, least
-        self.task, self.exact = function.task, isinstance(function, ClosedForm)
-        self.found: list[_Candidate] = []
+    function: ClosedForm | OverNodes
+    check: ClosedForm | OverNodes
+    layer: type[LinearAttention] | type[SoftmaxAttention]
+    least: float
+    L: int | float
 
-    def descend_from(self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None, leaps: int = 3) -> None:
-        """Add what lies downhill of a start, first within a subspace the gradient does not leave, and from saddles on."""
-        x, function = self._rescaled(x)
+    def below(self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> list[_Candidate]:
+        """What lies downhill of `x`, first within a subspace that the exact gradient never leaves, then beyond saddles."""
+        function = _with_the_better_control(self.function, x)
         if subspace is not None:
             x = _downhill(function, x, subspace)
-        for _ in range(leaps):
-            x = _downhill(function, x, None if self.found or subspace is None else None) if False else self._settle(function, x, subspace)
-            subspace = None
-            candidate = self._examine(function, x)
-            if candidate is None:
-                return
-            self.found.append(candidate)
-            if candidate.downhill is None:
-                return
-            x = candidate.x + candidate.downhill
+        found: list[_Candidate] = []
+        for _ in range(_LEAPS):
+            x = _downhill(function, x)
+            better = _with_the_better_control(function, x)
+            if better is not function:
+                function, x = better, _downhill(better, x)
+            x = self._settled(function, x)
+            gradient_norm = float(np.linalg.norm(_value_and_gradient(function, x)[1]))
+            if not gradient_norm <= _STATIONARY:
+                break
+            found.append(self._examined(function, x, gradient_norm))
+            if found[-1].point.kind != "saddle":
+                break
+            x = x + found[-1].downhill
+        return found
 
-    def _settle(self, function, x, subspace):
-        raise NotImplementedError
+    def _settled(self, function: ClosedForm | OverNodes, x: Vector) -> Vector:
+        """The stationary point next to `x`, by Newton steps that leave flat directions alone, its scale balanced."""
+        size = np.linalg.norm(_value_and_gradient(function, x)[1])
+        for _ in range(_NEWTON_STEPS):
+            hessian = np.asarray(_hessian(function, x))
+            if not np.isfinite(hessian).all():
+                break
+            step = np.linalg.pinv(hessian, rcond=_ROUNDING, hermitian=True) @ _value_and_gradient(function, x)[1]
+            after = np.linalg.norm(_value_and_gradient(function, x - step)[1])
+            if not after < size:
+                break
+            x, size = x - step, after
+        return _balanced(x, function.task) if isinstance(function, ClosedForm) else x
+
+    def _examined(self, function: ClosedForm | OverNodes, x: Vector, gradient_norm: float) -> _Candidate:
+        task, exact = function.task, isinstance(function, ClosedForm)
+        parts, hessian = from_flat(x, task.d, task.targets), np.asarray(_hessian(function, x))
+        eigenvalues = np.linalg.eigvalsh(hessian)
+        symmetric = tangents(parts, task, scale=exact)
+        m = symmetric.shape[1]
+        across = np.linalg.svd(symmetric)[0][:, m:] if m else np.eye(len(x))
+        curvatures, vectors = np.linalg.eigh(across.T @ hessian @ across)
+        directions = np.concatenate([symmetric, across @ vectors], axis=1)
+        rounding = _ROUNDING * float(np.abs(eigenvalues).max())
+        slopes, errors = (np.zeros(len(x)), np.zeros(len(x))) if exact else _errors(function, x, directions)
+        tolerance = np.maximum(_SIGMAS * errors, rounding)[m:]
+        # a random slope of this size along a curvature moves the minimum, and raises the risk by half its square over it
+        slack = float(np.sum(slopes[m:] ** 2 / np.maximum(np.abs(curvatures), tolerance)) / 2)
+        value = self._risk(parts)
+        slack = _SIGMAS * (float(value.stderr) + slack) + 1e-8 * abs(float(value.value))
+        excess = float(value.value) - self.least
+        kind: Kind = "undecided"
+        if np.any(curvatures < -tolerance):
+            kind = "saddle"
+        elif np.all(curvatures > tolerance):
+            kind = "global minimum" if excess <= slack else "local minimum"
+        zero = np.abs(eigenvalues) <= (rounding if exact else _SIGMAS * _errors(function, x, np.linalg.eigh(hessian)[1])[1])
+        point = StationaryPoint(
+            from_blocks(parts, self.layer),
+            value,
+            jnp.asarray(excess),
+            jnp.asarray(gradient_norm),
+            jnp.asarray(eigenvalues),
+            int(np.count_nonzero(zero)),
+            m,
+            kind,
+        )
+        return _Candidate(point, x, slack, 0.01 * float(np.linalg.norm(x)) * directions[:, m])
+
+    def _risk(self, parts: Blocks) -> Estimate:
+        if isinstance(self.check, ClosedForm):
+            return exactly(gaussian_risk(parts, self.check.task, self.check.L), self.check.method)
+        x = flat(parts)
+        if max(float(jnp.abs(parts.C).max()), float(jnp.abs(parts.P).max())) < _ROUNDING:
+            aligned = parts._replace(C=jnp.zeros_like(parts.C), P=jnp.zeros_like(parts.P))
+            return risk(from_blocks(aligned, SoftmaxAttention), self.check.task, self.L)
+        check = _with_the_better_control(self.check, x)
+        replicates = _replicates(check, x)
+        return Estimate(replicates.mean(), replicates.std(ddof=1) / math.sqrt(len(replicates)), check.method)
+
+
+def _distinct(candidates: list[_Candidate]) -> list[StationaryPoint]:
+    """The lowest risk first, points of one kind whose risks cannot be told apart counted once."""
+    kept: list[_Candidate] = []
+    for new in sorted(candidates, key=lambda candidate: float(candidate.point.risk.value)):
+        if not any(
+            old.point.kind == new.point.kind
+            and abs(float(old.point.risk.value) - float(new.point.risk.value)) <= max(old.slack, new.slack)
+            for old in kept
+        ):
+            kept.append(new)
+    return [candidate.point for candidate in kept]
+
+
+def _downhill(
+    function: ClosedForm | OverNodes, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None
+) -> Vector:
+    """A minimum below `x`, or where the search gave up; within `x` plus the subspace."""
+    B = np.eye(len(x)) if subspace is None else subspace
+
+    def value_and_gradient(z: Vector) -> tuple[float, Vector]:
+        value, gradient = _value_and_gradient(function, x + B @ z)
+        return float(value), B.T @ np.asarray(gradient)
+
+    exact = isinstance(function, ClosedForm)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # a layer may run away to where its risk overflows
+        found = minimize(
+            value_and_gradient,
+            np.zeros(B.shape[1]),
+            jac=True,
+            hess=(lambda z: B.T @ np.asarray(_hessian(function, x + B @ z)) @ B) if exact else None,
+            # exact curvature follows the narrow valleys of long prompts; over nodes it costs more than it saves
+            method="trust-exact" if exact else "BFGS",
+            options={"gtol": 1e-9, "maxiter": 300, "initial_trust_radius": 0.1} if exact else {"gtol": 1e-6, "maxiter": 600},
+        )
+    return x + B @ found.x
+
+
+def _balanced(x: Vector, task: LinearRegression) -> Vector:
+    """The same layer with the norms of U and V equal, as gradient flow from small weights leaves them."""
+    split = task.d**2 + task.d * task.targets
+    U, V = np.linalg.norm(x[:split]), np.linalg.norm(x[split:])
+    if not U * V > 0:
+        return x
+    s = math.sqrt(V / U)
+    return np.concatenate([s * x[:split], x[split:] / s])
+
+
+def _best_scaled(function: ClosedForm | OverNodes, x: Vector) -> Vector:
+    """The layer (sU, V/s) of least risk; linear attention has one risk for all."""
+    if isinstance(function, ClosedForm):
+        return x
+    split = function.task.d**2 + function.task.d * function.task.targets
+    layers = [np.concatenate([s * x[:split], x[split:] / s]) for s in np.geomspace(0.05, 3, 30)]
+    without = eqx.tree_at(lambda f: f.theta, function, jnp.zeros(()))
+    return min(layers, key=lambda x: float(_value_and_gradient(without, x)[0]))
+
+
+def _with_the_better_control(function: ClosedForm | OverNodes, x: Vector) -> ClosedForm | OverNodes:
+    """With R_∞ as control variate or without, whichever leaves the smaller error at `x`."""
+    if isinstance(function, ClosedForm):
+        return function
+    other = eqx.tree_at(lambda f: f.theta, function, 1 - function.theta)
+    return other if float(_replicates(other, x).std()) < float(_replicates(function, x).std()) else function
+
+
+def _errors(function: OverNodes, x: Vector, directions: Float[np.ndarray, "n m"]) -> tuple[Vector, Vector]:
+    """The standard errors of the slopes and of the curvatures along the directions."""
+    derivatives = _directional_derivatives(function, x, directions.T)
+    return tuple(np.asarray(d.std(axis=1, ddof=1)) / math.sqrt(d.shape[1]) for d in derivatives)
+
+
+def _values(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Array, "*r"]:
+    task = function.task
+    parts = from_flat(x, task.d, task.targets)
+    if isinstance(function, ClosedForm):
+        return gaussian_risk(parts, task, function.L)
+    return softmax_risk(parts, task, function.moments, function.nodes, function.theta)
+
+
+def _value(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Array, ""]:
+    return _values(function, x).mean()
+
+
+_replicates = eqx.filter_jit(_values)
+
+
+@eqx.filter_jit
+def _value_and_gradient(function: ClosedForm | OverNodes, x):
+    return jax.value_and_grad(_value, argnums=1)(function, x)
+
+
+@eqx.filter_jit
+def _hessian(function: ClosedForm | OverNodes, x):
+    return jax.hessian(_value, argnums=1)(function, x)
+
+
+@eqx.filter_jit
+def _directional_derivatives(function: OverNodes, x, directions):
+    """Of first and second order, in each replicate of the nodes."""
+
+    def along(direction):
+        def slope(t):
+            return jax.jvp(lambda t: _values(function, x + t * direction), (t,), (jnp.ones_like(t),))[1]
+
+        return jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
+
+    return jax.vmap(along)(directions)

@@ -1,4 +1,4 @@
-"""The house style of figures, and how a dataset of deviations is drawn."""
+"""The house style of figures, and how each dataset is drawn."""
 
 from typing import Any
 
@@ -60,4 +60,60 @@ def convergence(data: xr.Dataset) -> Figure:
             ncols=data.sizes["law"],
             frameon=False,
         )
+    return figure
+
+
+NAMES = {"identity": r"$\Sigma = I$"}
+
+
+def _title(covariance: str) -> str:
+    kind, _, argument = covariance.partition(":")
+    return NAMES.get(covariance, rf"$\Sigma_{{ij}} = {argument or 0.5}^{{|i-j|}}$" if kind == "kms" else covariance)
+
+
+def optima(data: xr.Dataset) -> Figure:
+    """One panel a covariance: the least risks of softmax and linear attention, the Bayes risk and the noise floor."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = np.atleast_1d(figure.subplots(1, data.sizes["covariance"], sharey=True))
+        for panel, covariance in zip(panels, data.covariance.values, strict=True):
+            curves = data.sel(covariance=covariance)
+            for name, colour, marker in zip(("softmax", "linear", "Bayes"), COLOURS, MARKERS, strict=False):
+                label = {"Bayes": "Bayes (ridge)"}.get(name, f"best {name} attention")
+                panel.plot(data.L, curves[name], color=colour, marker=marker, markerfacecolor="white", label=label)
+            panel.axhline(float(data.floor), color="0.4", linestyle=":", linewidth=1, label="noise floor $s^2/2$")
+            panel.set(xscale="log", yscale="log", xlabel="prompt length $L$", title=_title(str(covariance)))
+            panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
+        panels[0].set_ylabel(r"least risk  $\frac{1}{2}E(\hat y - y)^2$")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def ladder(data: xr.Dataset) -> Figure:
+    """For each covariance, over time: the distance of each finite flow to the infinite one, and the risks of all."""
+    with matplotlib.rc_context(STYLE):
+        rows = data.sizes["covariance"]
+        figure = Figure(figsize=(7.2, 0.6 + 2.3 * rows), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(rows, 2, squeeze=False, sharex=True)
+        for (left, right), covariance in zip(panels, data.covariance.values, strict=True):
+            curves = data.sel(covariance=covariance)
+            for L, colour in zip(data.L.values, COLOURS, strict=False):
+                left.plot(data.t, curves.distance.sel(L=L), color=colour, label=f"$L = {L}$")
+                right.plot(data.t, curves.risk.sel(L=L), color=colour)
+            right.plot(data.t, curves.infinite, color="black", linestyle="--", linewidth=1, label=r"$L = \infty$")
+            right.axhline(float(data.floor), color="0.4", linestyle=":", linewidth=1, label="noise floor $s^2/2$")
+            left.set(xscale="log", yscale="log", title=f"{_title(str(covariance))}: distance to the infinite flow")
+            right.set(xscale="log", yscale="log", title=f"{_title(str(covariance))}: risk along the flow")
+            for panel in (left, right):
+                panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
+            left.set_ylabel(r"$\|\theta_L(t) - \theta_\infty(t)\|$")
+            right.set_ylabel(r"$R_L(\theta_L(t))$")
+        for panel in panels[-1]:
+            panel.set_xlabel("time $t$ of the gradient flow")
+        handles, labels = (
+            sum(pair, []) for pair in zip(*(p.get_legend_handles_labels() for p in panels[0]), strict=True)
+        )
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure

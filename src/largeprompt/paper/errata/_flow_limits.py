@@ -1,6 +1,7 @@
 """Errata of Theorem 5.2, Remark 5.3 and Appendix F.3: where the infinite-prompt flow starts, ends, and how fast."""
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,9 @@ from largeprompt.attention import LinearAttention
 from largeprompt.dynamics import alpha_range, flow_limit, gradient_flow
 from largeprompt.icl import LinearRegression, aligned_blocks, blocks, from_blocks, kms, risk, risk_gradient
 from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
+
+follow = partial(gradient_flow, rtol=1e-8, atol=1e-10, solver="explicit")
+"""The flow to eight digits, as comparisons of its end with its limit need."""
 
 
 def aligned(A: Float[np.ndarray, "d d"], r: float, task: LinearRegression) -> LinearAttention:
@@ -27,7 +31,7 @@ def _initial_scale() -> Evidence:
     task, alpha = LinearRegression(0.1 * np.diag([1.0, 0.8, 0.6, 0.4, 0.2])), 9.0
     direction = np.full(5, 1 / math.sqrt(5))
     start = aligned(alpha * np.outer(direction, direction), alpha, task)
-    flow = gradient_flow(start, task, math.inf, [2e5])
+    flow = follow(start, task, math.inf, [2e5])
     (r, norm), (limit_r, limit_norm) = sizes(flow.last, task), sizes(flow_limit(task, start), task)
     scalar, smaller = LinearRegression([[0.1]]), LinearRegression([[0.001]])
     printed, invariant = alpha_range(task)
@@ -111,7 +115,7 @@ def _pl_constant() -> Evidence:
 def _label_noise() -> Evidence:
     task = LinearRegression.experiment(kms(5))
     start = aligned(0.5 * np.eye(5) / math.sqrt(5), 0.5, task)
-    flow = gradient_flow(start, task, math.inf, [2000.0])
+    flow = follow(start, task, math.inf, [2000.0])
     end = float(flow.risk[-1])
     noiseless = LinearRegression(task.Sigma, Omega=task.Omega)
     (r, norm), (limit_r, limit_norm) = sizes(flow.last, task), sizes(flow_limit(noiseless, start), task)

@@ -14,17 +14,17 @@ from largeprompt.paper.errata._queries import TOKENS, outer_product_gradient, so
 
 def token_norm(w: Float[np.ndarray, " d"], task: LinearRegression) -> float:
     """λ_max(Γ_w)."""
-    return float(jnp.linalg.eigvalsh(task.token_covariance(jnp.asarray(w)[None]))[-1])
+    return float(np.linalg.eigvalsh(task.token_covariance(jnp.asarray(w)[None]))[-1])
 
 
 def token_scale(w: Float[np.ndarray, " d"], task: LinearRegression) -> float:
     """σ_w² = max(1, ‖Σ‖(1 + ‖w‖²) + s2) ≥ λ_max(Γ_w)."""
-    return max(1.0, float(jnp.linalg.norm(task.Sigma, 2)) * (1 + float(w @ w)) + float(task.noise))
+    return max(1.0, float(np.linalg.norm(task.Sigma, 2)) * (1 + float(w @ w)) + float(task.noise))
 
 
 def _sub_gaussian_constant() -> Evidence:
     isotropic, w = LinearRegression(identity(2)), np.array([1.0, 0.0])
-    anisotropic, halves = LinearRegression(kms(5) / jnp.linalg.norm(kms(5), 2)), np.full(5, 0.5)
+    anisotropic, halves = LinearRegression(kms(5) / np.linalg.norm(kms(5), 2)), np.full(5, 0.5)
     norm, other_norm = token_norm(w, isotropic), token_norm(halves, anisotropic)
     label = float(halves @ anisotropic.Sigma @ halves)
     return Evidence(
@@ -89,7 +89,7 @@ def _empirical_covariance() -> Evidence:
 
 
 def _norm_of_sigma() -> Evidence:
-    scale = float(jnp.linalg.norm(kms(5), 2))
+    scale = float(np.linalg.norm(kms(5), 2))
     U, v, z = np.array([[0.4, -0.2], [0.1, 0.5]]), np.array([0.8, -0.6]), np.array([1.2, 0.7])
     stretched, shrunk = math.sqrt(scale) * U, z / math.sqrt(scale)
     task, smaller = LinearRegression(kms(5)), LinearRegression(kms(5) / scale)

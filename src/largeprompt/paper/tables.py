@@ -1,0 +1,89 @@
+"""How each dataset is told on a terminal, and its numbers for `--json`."""
+
+from collections.abc import Iterator
+
+import xarray as xr
+from rich import box
+from rich.table import Table
+
+from largeprompt.paper import convergence
+
+NAMES = {"output": "output", "V": "∇_V", "U": "∇_U"}
+
+
+def convergence_numbers(data: xr.Dataset) -> dict:
+    """Settings, deviations and slopes, ready for JSON."""
+    return {
+        "settings": data.attrs,
+        "deviations": data.to_dataframe().reset_index().to_dict(orient="records"),
+        "slopes": convergence.slopes(data).to_dataframe().reset_index().to_dict(orient="records"),
+    }
+
+
+def convergence_tables(data: xr.Dataset, settings: convergence.Settings) -> Iterator[Table | str]:
+    """A table a law: the deviations by length, their ratios to the prediction, and the slopes."""
+    slopes = convergence.slopes(data)
+    for law in data.law.values:
+        table = _table(f"{law} tokens: mean squared deviation, and its ratio to the predicted c/L", "L")
+        for quantity in data.quantity.values:
+            table.add_column(NAMES[str(quantity)], justify="right", style="bold")
+            table.add_column("ratio", justify="right")
+        for L in data.L.values:
+            cells = []
+            for quantity in data.quantity.values:
+                point = data.sel(law=law, quantity=quantity, L=L)
+                value, stderr, predicted = (float(point[k]) for k in ("mean_square", "stderr", "predicted"))
+                cells += [f"{value:.2e}", f"{value / predicted:.2f}±{stderr / predicted:.2f}"]
+            table.add_row(f"{int(L)}", *cells)
+        table.add_section()
+        fits = [slopes.sel(law=law, quantity=q) for q in data.quantity.values]
+        table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"±{float(fit.stderr):.3f}")])
+        yield table
+    yield (
+        f"{settings.replicates} prompts a length, {settings.queries} queries, token dimension {settings.dim}, "
+        f"seed {settings.seed}, {data.attrs['seconds']:.0f} s; slopes over the longer half of the lengths, predicted -1"
+    )
+
+
+def optima_tables(data: xr.Dataset) -> Iterator[Table]:
+    """A table a covariance: the least risks by length."""
+    for covariance in data.covariance.values:
+        title = f"{covariance}, d = {data.d}, noise {data.noise:g}: least risk ½E(ŷ−y)², floor {float(data.floor):g}"
+        table = _table(title, "L")
+        for name in ("Bayes", "linear attention", "softmax attention"):
+            table.add_column(name, justify="right")
+        for L in data.L.values:
+            point = data.sel(covariance=covariance, L=L)
+            table.add_row(f"{int(L)}", *(f"{float(point[name]):.6f}" for name in ("Bayes", "linear", "softmax")))
+        yield table
+
+
+def flow_tables(data: xr.Dataset) -> Iterator[Table]:
+    """A table a covariance: where each flow ends and how far from the infinite one it has been."""
+    for covariance in data.covariance.values:
+        curves = data.sel(covariance=covariance)
+        end = float(data.t[-1])
+        title = f"{covariance}: softmax flows from Assumption 5.1 with alpha = {data.alpha:g}, to t = {end:g}"
+        table = _table(title, "L")
+        early = float(data.t.sel(t=end / 100, method="nearest"))
+        for name in ("final risk", "above ∞", f"distance at t = {early:.3g}", f"at t = {end:g}"):
+            table.add_column(name, justify="right")
+        limit = float(curves.infinite[-1])
+        for L in data.L.values:
+            point = curves.sel(L=L)
+            risk, distance = float(point.risk[-1]), point.distance
+            cells = (
+                f"{risk:.6f}",
+                f"{risk - limit:.2e}",
+                f"{float(distance.sel(t=early)):.2e}",
+                f"{float(distance[-1]):.2e}",
+            )
+            table.add_row(f"{int(L)}", *cells)
+        table.add_row("∞", f"{limit:.6f}", "", "", "")
+        yield table
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column(first, justify="right")
+    return table

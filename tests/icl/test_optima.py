@@ -1,0 +1,219 @@
+"""The best layers against formulas typed here, minimisation by scipy, and the tables of MATH.md."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import largeprompt as lp
+from catalogue import matrix
+from icl_catalogue import TASKS, mild
+from largeprompt.icl import (
+    LinearRegression,
+    aligned_blocks,
+    blocks,
+    from_blocks,
+    gradient_descent,
+    identity,
+    kms,
+    optimal_linear,
+    optimal_softmax,
+    risk,
+    risk_gradient,
+    risk_rate,
+)
+
+ISO, KMS = LinearRegression.experiment(identity(5)), LinearRegression.experiment(kms(5))
+ANISOTROPIC = LinearRegression(mild(7, 3), 0.3, mild(8, 3))
+
+
+def least_linear_risk(task: LinearRegression, L: float) -> float:
+    """(2.10) from the eigenvalues of ΣΩ."""
+    eigenvalues = np.linalg.eigvals(np.asarray(task.Sigma) @ np.asarray(task.Omega)).real
+    s2, tau1 = float(task.noise), eigenvalues.sum()
+    left = eigenvalues * (eigenvalues + tau1 + s2) / ((L + 1) * eigenvalues + tau1 + s2)
+    return task.targets * (s2 + left.sum()) / 2
+
+
+def linear_risk(A, c, p, r, task: LinearRegression, L: float):
+    """(2.2) + (2.5) as they stand in MATH.md, for one target and queries like the covariates."""
+    S, O, s2 = np.asarray(task.Sigma), np.asarray(task.Omega), float(task.noise)
+    tau1, tau2 = np.trace(S @ O), np.trace(S @ O) ** 2 + 2 * np.trace(S @ O @ S @ O)
+    a0 = A.T @ S @ p + r * s2 * c
+    M1 = r * A.T @ S + np.outer(c, p @ S)
+    M = M1 - np.eye(len(c))
+    k = c @ S @ c
+    common = a0 @ S @ a0 + 2 * r * tau1 * a0 @ S @ c + r**2 * tau2 * k
+    limit = (common + np.trace(M @ O @ M.T @ S) + s2) / 2
+    alpha0, gamma0 = p @ S @ p + r**2 * s2, np.trace(A.T @ S @ A @ S) + k * s2
+    G1 = alpha0 * gamma0 + alpha0 * k * tau1 + r**2 * gamma0 * tau1 + r**2 * k * tau2
+    G1 += 4 * r * (S @ p) @ O @ (S @ A @ S @ c)
+    return limit + (G1 + common + np.trace(M1 @ O @ M1.T @ S)) / (2 * L)
+
+
+@pytest.mark.parametrize("L", [1, 3, 10, 1000])
+def test_no_minimisation_of_linear_attention_finds_less_than_its_optimum(L):
+    d, rng = 3, np.random.default_rng(L)
+
+    def value(theta):
+        A, c, p, r = theta[: d * d].reshape(d, d), theta[d * d : d * d + d], theta[d * d + d : -1], theta[-1]
+        return linear_risk(A, c, p, r, ANISOTROPIC, L)
+
+    found = optimal_linear(ANISOTROPIC, L)
+    best = min(minimize(value, rng.normal(size=d * d + 2 * d + 1) / 2, method="BFGS").fun for _ in range(6))
+    np.testing.assert_allclose(found.risk.value, least_linear_risk(ANISOTROPIC, L), rtol=1e-12)
+    np.testing.assert_allclose(found.risk.value, best, rtol=1e-7)
+    np.testing.assert_allclose(risk(found.attention, ANISOTROPIC, L).value, found.risk.value, rtol=1e-12)
+    assert risk_gradient(found.attention, ANISOTROPIC, L, rtol=1.0).norm() < 1e-12
+
+
+def test_the_optimum_of_linear_attention_is_that_of_zhang():
+    """Ω = I without noise: Γ_L = (1 + 1/L)Σ + (tr Σ/L) I."""
+    task, L = LinearRegression(kms(3)), 7
+    parts = blocks(optimal_linear(task, L).attention, task)
+    Sigma = np.asarray(task.Sigma)
+    Gamma = (1 + 1 / L) * Sigma + np.trace(Sigma) / L * np.eye(3)
+    np.testing.assert_allclose(parts.R[0, 0] * parts.A, np.linalg.inv(Gamma), rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(parts.A), np.linalg.norm(parts.R), rtol=1e-12)
+
+
+@pytest.mark.parametrize("L", [1, 10, math.inf])
+def test_singular_covariances_have_an_optimum(L):
+    task = LinearRegression(np.diag([1.5, 0.7, 0.0]), 0.2, mild(8, 3))
+    part = LinearRegression(np.diag([1.5, 0.7]), 0.2, mild(8, 3)[:2, :2])
+    found = optimal_linear(task, L).risk.value
+    np.testing.assert_allclose(found, optimal_linear(part, L).risk.value, rtol=1e-12)
+    expected = float(task.noise) / 2 if math.inf == L else least_linear_risk(part, L)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_nothing_to_learn_is_best_predicted_by_zero():
+    task = LinearRegression(np.eye(2), 0.3, np.zeros((2, 2)))
+    for L in (3, math.inf):
+        np.testing.assert_allclose(optimal_linear(task, L).risk.value, 0.15, rtol=1e-12)
+        np.testing.assert_allclose(optimal_softmax(task, L).risk.value, 0.15, rtol=1e-12)
+
+
+def test_two_targets_cost_twice_one():
+    two = LinearRegression(ANISOTROPIC.Sigma, 0.3, ANISOTROPIC.Omega, targets=2)
+    for L in (3, math.inf):
+        one = optimal_linear(ANISOTROPIC, L).risk.value
+        found = optimal_linear(two, L)
+        np.testing.assert_allclose(found.risk.value, 2 * one, rtol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(found.attention.U), np.linalg.norm(found.attention.V), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["two targets", "other queries", "two targets, other queries", "singular"])
+@pytest.mark.parametrize("L", [2, 50, math.inf])
+def test_no_step_away_from_the_optimum_of_linear_attention_improves_it(name, L):
+    task = TASKS[name]
+    found = optimal_linear(task, L)
+    U, V = found.attention.U, found.attention.V
+    best = found.risk.value
+    assert best > 0
+    for seed in range(20):
+        for size in (1e-3, 0.1, 1.0):
+            step = size * matrix(seed, task.dim, task.dim), size * matrix(seed + 50, task.targets, task.dim)
+            assert risk(lp.LinearAttention(U + step[0], V + step[1]), task, L).value >= best * (1 - 1e-12)
+
+
+def test_infinite_prompts_leave_the_label_noise_alone():
+    for task in (ISO, KMS, ANISOTROPIC):
+        for found in (optimal_linear(task, math.inf).risk, optimal_softmax(task, math.inf).risk):
+            np.testing.assert_allclose(found.value, task.noise / 2, rtol=1e-10)
+
+
+@pytest.mark.parametrize("L", [2, 30, math.inf])
+def test_the_best_step_of_gradient_descent_is_best(L):
+    found = gradient_descent(ANISOTROPIC, L)
+    step = float(found.attention.U[0, 0] * found.attention.V[0, -1])
+    for other in (0.9 * step, 0.999 * step, 1.001 * step, 1.1 * step, -step):
+        away = gradient_descent(ANISOTROPIC, L, step=other)
+        assert away.risk.value > found.risk.value
+    expected = linear_risk(step * np.eye(3), np.zeros(3), np.zeros(3), 1.0, ANISOTROPIC, L)
+    np.testing.assert_allclose(found.risk.value, expected, rtol=1e-12)
+    if math.isfinite(L):
+        assert found.risk.value > optimal_linear(ANISOTROPIC, L).risk.value
+
+
+def test_gradient_descent_with_the_best_preconditioner_is_optimal_linear_attention():
+    for L in (2, 30, math.inf):
+        best = optimal_linear(ANISOTROPIC, L)
+        parts = blocks(best.attention, ANISOTROPIC)
+        found = gradient_descent(ANISOTROPIC, L, preconditioner=3.0 * parts.R[0, 0] * parts.A)
+        np.testing.assert_allclose(found.risk.value, best.risk.value, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("L", "value", "omega", "r"),
+    [(5, 0.434972, 1.233, 0.528), (100, 0.129334, 0.431, 2.025), (1000, 0.060008, 0.366, 2.685)],
+)
+def test_the_best_softmax_layer_on_isotropic_data_is_that_of_the_table(L, value, omega, r):
+    found = optimal_softmax(ISO, L)
+    parts = blocks(found.attention, ISO)
+    assert found.risk.exact
+    np.testing.assert_allclose(found.risk.value, value, atol=6e-7)
+    np.testing.assert_allclose(parts.A, omega * np.eye(5), atol=6e-4)
+    np.testing.assert_allclose(parts.R, [[r]], atol=6e-4)
+
+
+@pytest.mark.parametrize(("L", "value"), [(10, 0.32870), (200, 0.09333)])
+def test_the_best_softmax_layer_on_kms_data_is_that_of_the_table(L, value):
+    found = optimal_softmax(KMS, L)
+    assert found.risk.exact
+    np.testing.assert_allclose(found.risk.value, value, atol=3e-5)
+
+
+@pytest.mark.parametrize("task", [ISO, KMS, TASKS["two targets, other queries"]], ids=["iso", "kms", "other queries"])
+def test_no_other_aligned_softmax_layer_is_better(task):
+    L = 20
+    found = optimal_softmax(task, L)
+    parts = blocks(found.attention, task)
+    r = parts.R[0, 0]
+    # the search is over nodes: the matrix is good to about 1e-3, which costs its square
+    for seed in range(10):
+        for size in (0.02, 0.3):
+            A = parts.A + size * matrix(seed, task.d, task.d)
+            for factor in (1 - size, 1.0, 1 + size):
+                layer = from_blocks(aligned_blocks(A, factor * r, task), lp.SoftmaxAttention)
+                other = risk(layer, task, L, rtol=1.0)
+                assert other.value > found.risk.value - 5 * other.stderr
+
+
+def test_small_steps_from_the_best_softmax_layer_change_the_risk_to_second_order_only():
+    found = optimal_softmax(ISO, 20)
+    parts = blocks(found.attention, ISO)
+    values = [
+        float(
+            risk(from_blocks(aligned_blocks((1 + e) * parts.A, parts.R[0, 0], ISO), lp.SoftmaxAttention), ISO, 20).value
+        )
+        for e in (-1e-3, 0.0, 1e-3)
+    ]
+    assert abs(values[2] - values[0]) < 1e-8
+    assert values[0] > values[1] < values[2]
+
+
+def test_the_best_scale_at_infinite_length_is_that_of_the_rate():
+    """d = 5, τ1 = 1, s² = 0.1: C(ω) = (1−2ω²)^{−d/2}[(τ1+s²)/ω² + τ1/(1−2ω²)] is least at 0.3524, and half of it is 10.40."""
+    for task in (ISO, KMS):
+        found = optimal_softmax(task, math.inf)
+        parts = blocks(found.attention, task)
+        np.testing.assert_allclose(1 / parts.R[0, 0], 0.3524, atol=5e-5)
+        np.testing.assert_allclose(parts.R[0, 0] * parts.A @ task.Sigma, np.eye(5), atol=1e-10)
+        np.testing.assert_allclose(found.rate, 10.40, atol=5e-3)
+        np.testing.assert_allclose(risk_rate(found.attention, task), found.rate, rtol=1e-9)
+
+
+def test_the_rate_is_the_minimum_of_the_constant_in_one_over_L():
+    omega = np.linspace(0.3, 0.4, 100_001)
+    constant = (1 - 2 * omega**2) ** -2.5 * (1.1 / omega**2 + 1 / (1 - 2 * omega**2))
+    np.testing.assert_allclose(optimal_softmax(ISO, math.inf).rate, constant.min() / 2, rtol=1e-8)
+
+
+def test_the_least_softmax_risk_falls_to_the_noise_at_the_rate():
+    rate = float(optimal_softmax(ISO, math.inf).rate)
+    gaps = [abs(float(optimal_softmax(ISO, L).risk.value - 0.05) * L / rate - 1) for L in (10**4, 10**6, 10**8)]
+    assert gaps[0] < 0.01
+    assert gaps[1] < 1e-4
+    assert gaps[2] < 1e-5

@@ -1,0 +1,155 @@
+"""The spurious minima of one-layer attention: found, certified, and compared with the law of their excess risk."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from largeprompt.icl import LinearRegression, diagonal, identity, kms, optimal_linear
+from largeprompt.icl._closed_forms import blocks, gaussian_risk
+from largeprompt.icl._stationary import predicted_excess, stationary_points
+from largeprompt.icl._symmetries import flat, from_flat, tangents
+
+FLAT = LinearRegression.experiment(identity(5))
+KMS = LinearRegression.experiment(kms(5))
+EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
+
+
+def f(x: Any) -> Any:
+    """Anything that pyright would refuse too."""
+    return x
+
+
+def local_minima(task, L, kind="linear", starts=0, **options):
+    points = stationary_points(task, L, f(kind), starts=starts, **options)
+    return [point for point in points if point.kind == "local minimum"]
+
+
+@pytest.mark.parametrize("L", EXCESS)
+def test_linear_attention_has_a_strict_local_minimum_that_is_not_global(L):
+    (point,) = local_minima(FLAT, L)
+    assert float(point.excess) == pytest.approx(EXCESS[L], abs=5.1e-7)
+    assert float(point.gradient_norm) < 1e-10
+    assert float(point.hessian_eigenvalues[0]) >= -1e-10
+    # the scale between U and V, and the sphere of directions
+    assert point.zero_modes == point.symmetries == 1 + 4
+    assert float(point.hessian_eigenvalues[5]) > 1e-4
+
+
+def test_excess_of_spurious_minima_tends_to_the_formula():
+    ratios = [EXCESS[L] / float(predicted_excess(FLAT, L)) for L in EXCESS]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == pytest.approx(1, abs=1e-3)
+    assert float(predicted_excess(FLAT, 1000)) == pytest.approx(0.2 * math.sqrt(2 * 5 * 4 / 1000), rel=1e-12)
+
+
+@pytest.mark.parametrize(("d", "excess"), [(2, 0.0306), (3, 0.0354), (4, 0.0376)])
+def test_spurious_minima_exist_from_dimension_two(d, excess):
+    (point,) = local_minima(LinearRegression.experiment(identity(d)), 1000)
+    assert float(point.excess) == pytest.approx(excess, abs=5.1e-5)
+    assert point.zero_modes == point.symmetries == d
+
+
+def test_dimension_one_has_no_spurious_minimum():
+    task = LinearRegression(identity(1), 0.1)
+    assert [point.kind for point in stationary_points(task, 1000, "linear", starts=4)] == ["global minimum"]
+    assert float(predicted_excess(task, 1000)) == 0
+
+
+def test_a_perturbed_spurious_minimum_falls_back():
+    (point,) = local_minima(FLAT, 100)
+    x = flat(blocks(point.attention, FLAT))
+    noise = np.random.default_rng(0).normal(size=x.size)
+    value = jax.jit(jax.value_and_grad(lambda x: gaussian_risk(from_flat(x, 5, 1), FLAT, 100)))
+    found = minimize(lambda x: tuple(map(np.asarray, value(x))), x + 0.05 * noise / np.linalg.norm(noise), jac=True)
+    assert found.fun == pytest.approx(float(point.risk.value), rel=1e-8)
+
+
+@pytest.mark.parametrize("task", [FLAT, KMS], ids=["isotropic", "kms"])
+def test_global_minimum_is_certified(task):
+    first = stationary_points(task, 100, "linear", starts=1)[0]
+    assert first.kind == "global minimum"
+    assert float(first.risk.value) == pytest.approx(float(optimal_linear(task, 100).risk.value), rel=1e-12)
+    assert first.zero_modes == first.symmetries == 1
+    assert first.risk.exact
+
+
+def test_random_starts_of_the_default_initialisation_reach_the_spurious_minimum():
+    points = stationary_points(FLAT, 100, "linear", jax.random.key(1), starts=8)
+    assert [point.kind for point in points] == ["global minimum", "local minimum"]
+
+
+def test_kms_has_one_spurious_minimum_and_a_saddle_for_every_other_axis():
+    points = stationary_points(KMS, 1000, "linear", starts=0)
+    assert [point.kind for point in points] == ["global minimum", "local minimum", *4 * ["saddle"]]
+    excess = [float(point.excess) for point in points[1:]]
+    # training stays near the saddles for a time of order 3000: their curvature is above -4e-4
+    np.testing.assert_allclose(excess, [0.035042, 0.038338, 0.042185, 0.045227, 0.046852], atol=5.1e-7)
+    negative = [int(np.count_nonzero(np.asarray(p.hessian_eigenvalues) < -1e-10)) for p in points]
+    assert negative == [0, 0, 1, 2, 3, 4]
+    assert all(float(p.hessian_eigenvalues[0]) > -4e-4 for p in points)
+
+
+def test_spurious_minima_of_kms_come_and_go_with_the_length():
+    assert [round(float(p.excess), 6) for p in local_minima(KMS, 10)] == [0.142131]
+    assert local_minima(KMS, 100) == []
+
+
+def test_other_queries_single_out_the_extreme_axes():
+    task = LinearRegression(diagonal([1.0, 2.0, 0.5]), 0.1, query_Sigma=diagonal([1.0, 0.6, 4.0]))
+    lowest, highest = local_minima(task, 10**8)
+    # of q(T-q) over q = 0.3, 1, 8 with T = 9.3: at 0.3, and again at 8 > T/2
+    rho2 = float(task.rho2)
+    for point, q in ((lowest, 0.3), (highest, 8.0)):
+        assert float(point.excess) == pytest.approx(math.sqrt(2 * rho2 * q * (9.3 - q) / 10**8), rel=2e-3)
+    assert float(lowest.excess) == pytest.approx(float(predicted_excess(task, 10**8)), rel=2e-3)
+
+
+def test_infinite_prompts_leave_the_global_minimum_alone():
+    (point,) = stationary_points(FLAT, math.inf, "linear", starts=2)
+    assert point.kind == "global minimum"
+    assert float(point.risk.value) == pytest.approx(0.05, abs=1e-12)
+    assert float(predicted_excess(FLAT, math.inf)) == 0
+
+
+def test_softmax_attention_has_a_spurious_minimum_too():
+    points = stationary_points(FLAT, 1000, "softmax", starts=0)
+    assert [point.kind for point in points] == ["global minimum", "local minimum"]
+    lowest, point = points
+    assert abs(float(lowest.excess)) < 2e-4
+    assert float(point.excess) == pytest.approx(0.0674, abs=1e-3)
+    assert point.zero_modes == point.symmetries == 4  # no scale: the exponential fixes it
+    assert float(point.gradient_norm) < 1e-10
+    assert float(point.risk.stderr) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        FLAT,
+        LinearRegression(kms(3), 0.2, targets=2),
+        LinearRegression(diagonal([1.0, 1.0, 0.0]), 0.1, query_Sigma=diagonal([0.0, 1.0, 1.0]), targets=3),
+    ],
+    ids=["isotropic", "two targets", "singular"],
+)
+def test_symmetries_leave_the_risk_alone(task):
+    d, k = task.d, task.targets
+    x = np.random.default_rng(1).normal(size=d * d + 2 * d * k + k * k)
+    basis = tangents(from_flat(x, d, k), task, scale=True)
+    gradient = jax.grad(lambda x: gaussian_risk(from_flat(x, d, k), task, 7))(jnp.asarray(x))
+    assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
+
+
+def test_bad_input_is_refused_in_one_line(as_a_stranger):
+    with pytest.raises(ValueError, match=r"^kind is 'cosine'; it must be 'linear' or 'softmax'$"):
+        stationary_points(FLAT, 10, f("cosine"))
+    with pytest.raises(ValueError, match=r"^starts is -1; it must be at least 0$"):
+        stationary_points(FLAT, 10, "linear", starts=-1)
+    with pytest.raises(ValueError, match=r"^task has 2 targets; .* known for one target$"):
+        predicted_excess(LinearRegression(identity(2), targets=2), 10)
+    with pytest.raises(ValueError, match=r"^Sigma is singular; .* known for an invertible Sigma$"):
+        predicted_excess(LinearRegression(diagonal([1.0, 0.0])), 10)

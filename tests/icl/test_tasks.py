@@ -1,0 +1,282 @@
+"""What a task draws, against simulation in NumPy; tasks of a user's own; one definition of R_L and R_∞."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import largeprompt as lp
+from catalogue import matrix
+from icl_catalogue import TASKS, attend, mild, simulated, token_covariance, weights
+from largeprompt.icl import (
+    AbstractTask,
+    Instance,
+    LinearRegression,
+    RegressionOn,
+    diagonal,
+    identity,
+    kms,
+    risk,
+    risk_function,
+    spiked,
+)
+from significance import assert_close_in_sigmas, assert_mean_is
+
+SOFTMAX, LINEAR = lp.SoftmaxAttention, lp.LinearAttention
+KMS = TASKS["anisotropic"]
+
+
+def moments(rows: np.ndarray) -> np.ndarray:
+    """z zᵀ of each row."""
+    return rows[:, :, None] * rows[:, None]
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tokens_have_the_covariance_of_the_regression(name):
+    task = TASKS[name]
+    W = matrix(1, task.targets, 2)
+    rng = np.random.default_rng(2)
+    values, vectors = np.linalg.eigh(np.asarray(task.Sigma))
+    x = rng.normal(size=(100_000, 2)) * np.sqrt(values.clip(0)) @ vectors.T
+    y = x @ W.T + math.sqrt(float(task.noise)) * rng.normal(size=(100_000, task.targets))
+    assert_mean_is(moments(np.concatenate([x, y], axis=1)), task.token_covariance(jnp.asarray(W)))
+    np.testing.assert_allclose(task.token_covariance(jnp.asarray(W)), token_covariance(task, W), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_drawn_instances_have_the_laws_of_the_task(name):
+    task, k = TASKS[name], TASKS[name].targets
+    drawn = jax.jit(jax.vmap(task.draw))(jax.random.split(jax.random.key(0), 40_000))
+    x, y, cov = np.asarray(drawn.query[:, :2]), np.asarray(drawn.target), np.asarray(drawn.measure._cov())
+    assert not np.any(drawn.query[:, 2:])
+    assert_mean_is(moments(x), task.query_Sigma)
+    s2, total = float(task.noise), float(jnp.trace(task.query_Sigma @ task.Omega))
+    assert_mean_is(moments(y), (total + s2) * np.eye(k))
+    tau1 = float(np.trace(np.asarray(task.Sigma) @ np.asarray(task.Omega)))
+    np.testing.assert_allclose(task.tau1, tau1, rtol=1e-12)
+    assert_mean_is(cov[:, 2:, 2:], (tau1 + s2) * np.eye(k))
+    np.testing.assert_allclose(cov[:, :2, :2], np.broadcast_to(task.Sigma, (40_000, 2, 2)), atol=1e-10)
+    # the target goes with the prompt: E y xᵀ Σ (ΣW)ᵀ …, through the cross block
+    if name != "singular":
+        W = cov[:, 2:, :2] @ np.linalg.inv(np.asarray(task.Sigma))
+        residual = y - np.einsum("bkd,bd->bk", W, x)
+        assert_mean_is(moments(residual), s2 * np.eye(k))
+        assert_mean_is(moments(W[:, 0]), task.Omega)
+
+
+def test_rho2_is_half_the_variance_of_the_signal():
+    w = np.random.default_rng(0).normal(size=(200_000, 2)) @ np.linalg.cholesky(np.asarray(KMS.Omega)).T
+    signal = np.sum(w @ np.asarray(KMS.Sigma) * w, axis=1)
+    assert_mean_is((signal - signal.mean()) ** 2, 2 * float(KMS.rho2))
+
+
+def test_the_experiment_has_unit_signal_and_a_tenth_of_noise():
+    for Sigma in (identity(5), kms(5)):
+        task = LinearRegression.experiment(Sigma)
+        np.testing.assert_allclose([task.tau1, task.noise, task.dim, task.targets], [1.0, 0.1, 6, 1], rtol=1e-12)
+
+
+def test_covariances_are_what_they_are_called():
+    np.testing.assert_array_equal(identity(3), np.eye(3))
+    for i in range(4):
+        for j in range(4):
+            assert kms(4, -0.3)[i, j] == pytest.approx((-0.3) ** abs(i - j), rel=1e-14)
+    np.testing.assert_array_equal(diagonal([1.0, 0.0, 2.5]), np.diag([1.0, 0.0, 2.5]))
+    np.testing.assert_allclose(np.linalg.eigvalsh(spiked(4, 2.5, [1.0, -2.0, 0.0, 3.0])), [1, 1, 1, 3.5], atol=1e-13)
+    n = np.array([1.0, -2.0, 0.0, 3.0])
+    np.testing.assert_allclose(spiked(4, 2.5, n) @ n, 3.5 * n, atol=1e-13)
+    np.testing.assert_allclose(spiked(3, -1.0), np.diag([0.0, 1.0, 1.0]), atol=1e-15)
+    np.testing.assert_array_equal(kms(3, 0.0), np.eye(3))
+
+
+# Regression on any law
+
+
+def test_regression_on_a_gaussian_is_linear_regression():
+    one = TASKS["two targets, other queries"]
+    two = RegressionOn(
+        lp.Gaussian(np.zeros(2), one.Sigma),
+        float(one.noise),
+        queries=lp.Gaussian(np.zeros(2), one.query_Sigma),
+        targets=2,
+    )
+    U, V = weights(3, one, size=0.3)
+    for layer, L in ((SOFTMAX(U, V), 4), (SOFTMAX(U, V), math.inf), (LINEAR(U, V), 4)):
+        exact, found = risk(layer, one, L, rtol=5e-3), risk(layer, two, L, rtol=2e-2)
+        assert_close_in_sigmas(found.value, exact.value, np.hypot(found.stderr, exact.stderr))
+
+
+def covariate_laws() -> dict[str, lp.AbstractMeasure]:
+    pair = [lp.Gaussian([1.0, 0.0], mild(4)), lp.Gaussian([-1.0, 0.5], mild(5))]
+    return {
+        "cube": lp.Cube([1.0, 2.0]),
+        "rademacher": lp.Rademacher([1.0, 0.5]),
+        "sphere": lp.Sphere(1.5, 2),
+        "mixture": lp.Mixture([0.3, 0.7], pair),
+        "shifted": pair[0],
+    }
+
+
+def covariates(name: str, rng: np.random.Generator, n: int) -> np.ndarray:
+    """The same laws in NumPy."""
+    if name == "cube":
+        return rng.uniform(-1, 1, size=(n, 2)) * [1.0, 2.0]
+    if name == "rademacher":
+        return rng.choice([-1.0, 1.0], size=(n, 2)) * [1.0, 0.5]
+    if name == "sphere":
+        angle = rng.uniform(0, 2 * np.pi, n)
+        return 1.5 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    both = [
+        mean + rng.normal(size=(n, 2)) @ np.linalg.cholesky(cov).T
+        for mean, cov in (([1.0, 0.0], mild(4)), ([-1.0, 0.5], mild(5)))
+    ]
+    first = rng.random(n) < 0.3 if name == "mixture" else np.ones(n, bool)
+    return np.where(first[:, None], both[0], both[1])
+
+
+@pytest.mark.parametrize("name", list(covariate_laws()))
+def test_regression_on_any_law_has_the_risk_of_simulated_prompts(name):
+    task, L, n = RegressionOn(covariate_laws()[name], 0.2, mild(6)), 6, 40_000
+    U, V = 0.4 * matrix(5, 3, 3), 0.4 * matrix(6, 1, 3)
+    rng = np.random.default_rng(1)
+    X = covariates(name, rng, n * (L + 1)).reshape(n, L + 1, 2)
+    w = rng.normal(size=(n, 2)) @ np.linalg.cholesky(mild(6)).T
+    Y = np.einsum("bld,bd->bl", X, w) + math.sqrt(0.2) * rng.normal(size=(n, L + 1))
+    tokens = np.concatenate([X, Y[..., None]], axis=2)
+    query = tokens[:, L] * [1, 1, 0]
+    for kind in (SOFTMAX, LINEAR):
+        losses = np.sum((attend(kind, U, V, tokens[:, :L], query) - Y[:, L:]) ** 2, axis=1) / 2
+        found = risk(kind(U, V), task, L, rtol=0.03)
+        assert_mean_is(losses, found.value, float(found.stderr))
+
+
+@pytest.mark.parametrize("name", list(covariate_laws()))
+def test_the_risk_tends_to_that_of_the_infinite_prompt(name):
+    """On common keys: one definition, applied to more and more tokens of a law and to the law itself."""
+    task = RegressionOn(covariate_laws()[name], 0.2, mild(6))
+    layer = SOFTMAX(0.3 * matrix(5, 3, 3), 0.5 * matrix(6, 1, 3))
+    limit, *finite = (
+        risk_function(layer, task, L, draws=2**10).value_and_error(layer) for L in (math.inf, 4, 64, 2048)
+    )
+    gaps = [abs(float(value - limit[0])) for value, _ in finite]
+    assert gaps[2] < 0.02 * float(limit[0])
+    assert gaps[2] < gaps[0] / 4
+
+
+# Tasks of a user's own
+
+
+class Waves(AbstractTask):
+    """y = sin(w·x) with x uniform on a square: nothing linear, nothing Gaussian."""
+
+    @property
+    def dim(self) -> int:
+        return 3
+
+    @property
+    def targets(self) -> int:
+        return 1
+
+    def _draw(self, key):
+        of_task, of_query, of_measure = jax.random.split(key, 3)
+        w = jax.random.normal(of_task, (2,))
+
+        def token(key, n):
+            x = jax.random.uniform(key, (n, 2), minval=-1.0)
+            return jnp.append(x, jnp.sin(x @ w)[:, None], axis=1)
+
+        z = token(of_query, 1)[0]
+        return Instance(lp.FromSampler(token, 3, of_measure, size=64), z.at[2].set(0.0), z[2:])
+
+
+class Signs(AbstractTask):
+    """Labels ±1 of a hidden coin, seen through Λ alone: y = tanh-like evidence of which of two sides x is on."""
+
+    @property
+    def dim(self) -> int:
+        return 2
+
+    @property
+    def targets(self) -> int:
+        return 1
+
+    def _draw(self, key):
+        of_side, of_query = jax.random.split(key)
+        side = jax.random.rademacher(of_side, (), float)
+
+        def cgf(theta):  # x = ±1 with y = side·x, smeared by a unit Gaussian in x
+            return jnp.log(jnp.cosh(theta[0] + side * theta[1])) + theta[0] ** 2 / 2
+
+        def sample(key, n):
+            coin, blur = jax.random.split(key)
+            x = jax.random.rademacher(coin, (n,), float)
+            return jnp.stack([x + jax.random.normal(blur, (n,)), side * x], axis=1)
+
+        z = sample(of_query, 1)[0]
+        return Instance(lp.FromCGF(cgf, 2, sample), z.at[1].set(0.0), z[1:])
+
+
+def test_a_nonlinear_task_of_ones_own_has_the_risk_of_simulated_prompts():
+    U, V, L, n = matrix(7, 3, 3), matrix(8, 1, 3), 5, 60_000
+    rng = np.random.default_rng(0)
+    x, w = rng.uniform(-1, 1, size=(n, L + 1, 2)), rng.normal(size=(n, 2))
+    tokens = np.concatenate([x, np.sin(np.einsum("bld,bd->bl", x, w))[..., None]], axis=2)
+    output = attend(SOFTMAX, U, V, tokens[:, :L], tokens[:, L] * [1, 1, 0])
+    found = risk(SOFTMAX(U, V), Waves(), L, rtol=0.02)
+    assert_mean_is(np.sum((output - tokens[:, L, 2:]) ** 2, axis=1) / 2, found.value, float(found.stderr))
+
+
+def test_a_task_given_by_its_cgf_has_both_risks():
+    U, V = np.array([[0.8, 0.0], [0.3, 0.0]]), np.array([[0.1, 0.9]])
+    n, L, rng = 60_000, 5, np.random.default_rng(0)
+    side, coin = rng.choice([-1.0, 1.0], size=(n, 1)), rng.choice([-1.0, 1.0], size=(n, L + 1))
+    tokens = np.stack([coin + rng.normal(size=(n, L + 1)), side * coin], axis=2)
+    query, target = tokens[:, L] * [1, 0], tokens[:, L, 1:]
+    found = risk(SOFTMAX(U, V), Signs(), L, rtol=0.02)
+    output = attend(SOFTMAX, U, V, tokens[:, :L], query)
+    assert_mean_is(np.sum((output - target) ** 2, axis=1) / 2, found.value, float(found.stderr))
+    # the slope of Λ, by hand
+    u = query @ U.T
+    evidence = np.tanh(u[:, 0] + side[:, 0] * u[:, 1])
+    limit = np.stack([evidence + u[:, 0], side[:, 0] * evidence], axis=1) @ V.T
+    found = risk(SOFTMAX(U, V), Signs(), math.inf, rtol=0.02)
+    assert_mean_is(np.sum((limit - target) ** 2, axis=1) / 2, found.value, float(found.stderr))
+
+
+def logcosh(prediction, target):
+    return jnp.sum(jnp.logaddexp(prediction - target, target - prediction) - jnp.log(2.0))
+
+
+def test_another_loss_judges_the_same_prompts():
+    U, V = weights(9, KMS)
+    n, L = 60_000, 4
+    errors = np.concatenate(
+        [attend(SOFTMAX, U, V, batch.tokens, batch.queries) - batch.targets for batch in simulated(KMS, L, n)]
+    )
+    found = risk(SOFTMAX(U, V), KMS.with_loss(logcosh), L, rtol=0.02)
+    assert_mean_is(np.log(np.cosh(errors)).sum(axis=1), found.value, float(found.stderr))
+    at_infinity = risk(SOFTMAX(U, V), KMS.with_loss(logcosh), math.inf, rtol=0.02)
+    assert float(at_infinity.value) > 0
+
+
+def test_the_squared_loss_given_by_hand_is_the_default_one():
+    U, V = weights(9, KMS, size=0.3)
+    given = KMS.with_loss(lambda prediction, target: jnp.sum((prediction - target) ** 2) / 2)
+    exact, found = risk(LINEAR(U, V), KMS, 4), risk(LINEAR(U, V), given, 4, rtol=0.02)
+    assert exact.exact
+    assert not found.exact
+    assert_close_in_sigmas(found.value, exact.value, found.stderr)
+
+
+def test_an_instance_at_infinite_length_is_itself():
+    drawn = KMS.draw(jax.random.key(0))
+    assert drawn.prompt(jax.random.key(1), math.inf).measure is drawn.measure
+    prompt = drawn.prompt(jax.random.key(1), 7)
+    assert isinstance(prompt.measure, lp.Empirical)
+    assert prompt.measure.points.shape == (7, 3)
+    np.testing.assert_array_equal(prompt.target, drawn.target)
