@@ -70,23 +70,32 @@ def attend(kind: type, U, V, tokens: np.ndarray, queries: np.ndarray) -> np.ndar
     return np.einsum("bl,bld->bd", shares, tokens) @ np.asarray(V).T
 
 
-def losses(kind: type, U, V, task: LinearRegression, L: int, n: int, *, seed: int = 0, inside: bool = False):
-    """Half the squared errors of a layer on `n` simulated prompts; with `inside`, the query is their last token."""
+def zero_risk(task: LinearRegression) -> float:
+    """The risk of predicting 0."""
+    total = np.sum(np.asarray(task.query_Sigma) * np.asarray(task.Omega)) + float(task.noise)
+    return task.targets * float(total) / 2
+
+
+def excess(kind: type, U, V, task: LinearRegression, L: int, n: int, *, seed: int = 0, inside: bool = False):
+    """Losses of a layer on `n` simulated prompts less those of predicting 0, whose mean is known: less noise.
+
+    With `inside`, the query is the last token of the prompt.
+    """
     found = []
     for batch in simulated(task, L, n, seed):
         tokens = np.concatenate([batch.tokens, batch.queries[:, None]], axis=1) if inside else batch.tokens
         output = attend(kind, U, V, tokens, batch.queries)[:, -task.targets :]
-        found.append(np.sum((output - batch.targets) ** 2, axis=1) / 2)
+        found.append(np.sum(output * (output - 2 * batch.targets), axis=1) / 2)
     return np.concatenate(found)
 
 
-def limit_losses(U, V, task: LinearRegression, n: int, *, seed: int = 0) -> np.ndarray:
+def limit_excess(U, V, task: LinearRegression, n: int, *, seed: int = 0) -> np.ndarray:
     """The same at L = inf, where both layers predict V Γ_W U z."""
     found = []
     for batch in simulated(task, 1, n, seed):
         gammas = token_covariance(task, batch.W)
         output = np.einsum("pi,bij,bj->bp", np.asarray(V), gammas, batch.queries @ np.asarray(U).T)
-        found.append(np.sum((output[:, -task.targets :] - batch.targets) ** 2, axis=1) / 2)
+        found.append(np.sum(output * (output - 2 * batch.targets), axis=1) / 2)
     return np.concatenate(found)
 
 

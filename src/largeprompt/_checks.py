@@ -127,6 +127,11 @@ def key(k: Any) -> Any:
     return k
 
 
+def key_or_default(k: Any) -> Any:
+    """`k` itself, or without one `jax.random.key(0)`, so that the same call gives the same number."""
+    return jax.random.key(0) if k is None else key(k)
+
+
 def prompt_length(L: Any) -> int | float:
     """A prompt length: a positive whole number or `math.inf`."""
     if isinstance(L, float | np.floating) and math.inf == L:

@@ -79,7 +79,7 @@ def test_the_gradient_of_linear_attention_is_the_formula_of_the_paper(L):
         np.testing.assert_allclose(risk_gradient(SOFTMAX(U, V), KMS, L).layer.U, in_U, rtol=1e-10, atol=1e-12)
 
 
-def differences(value, layer, step: float = 1e-5):
+def differences(value, layer: lp.SoftmaxAttention | lp.LinearAttention, step: float = 1e-5):
     """Central differences in every entry of U and V."""
     found = []
     for name in ("U", "V"):
@@ -88,7 +88,7 @@ def differences(value, layer, step: float = 1e-5):
         for at in np.ndindex(W.shape):
             e = np.zeros_like(W)
             e[at] = step
-            ends = [value(eqx.tree_at(lambda l: getattr(l, name), layer, W + s * e)) for s in (1, -1)]
+            ends = [value(type(layer)(**{"U": layer.U, "V": layer.V, name: W + s * e})) for s in (1, -1)]
             slope[at] = (float(ends[0]) - float(ends[1])) / (2 * step)
         found.append(slope)
     return found
@@ -175,9 +175,9 @@ def test_the_gradient_of_a_head_follows_by_the_chain_rule(kind, method):
     K, Q, V, O = (0.6 * matrix(80 + i, *shape) for i, shape in enumerate([(2, 3), (2, 3), (2, 3), (1, 2)]))
     s = 0.5
     head = lp.Head(K, Q, V, O, scale=s, kind=kind)
-    found = risk_gradient(head, KMS, 8, rtol=ANY, method=method).layer
+    found = risk_gradient(head, KMS, 5, rtol=ANY, method=method).layer
     merged = (SOFTMAX if kind == "softmax" else LINEAR)(s * K.T @ Q, O @ V)
-    g = risk_gradient(merged, KMS, 8, rtol=ANY, method=method).layer
+    g = risk_gradient(merged, KMS, 5, rtol=ANY, method=method).layer
     np.testing.assert_allclose(found.K, s * Q @ g.U.T, atol=1e-12)
     np.testing.assert_allclose(found.Q, s * K @ g.U, atol=1e-12)
     np.testing.assert_allclose(found.V, O.T @ g.V, atol=1e-12)
@@ -188,20 +188,20 @@ def test_sampled_gradients_agree_with_the_exact_ones():
     U, V = weights(76, KMS, size=0.35)
     for kind in (SOFTMAX, LINEAR):
         exact = risk_gradient(kind(U, V), KMS, 5, rtol=ANY)
-        sampled = risk_gradient(kind(U, V), KMS, 5, jax.random.key(3), rtol=0.05, method="sampled")
+        sampled = risk_gradient(kind(U, V), KMS, 5, jax.random.key(3), rtol=ANY, method="sampled")
         for name in ("U", "V"):
             one, two = getattr(exact.layer, name), getattr(sampled.layer, name)
             error = np.hypot(getattr(exact.stderr, name), getattr(sampled.stderr, name))
             assert_close_in_sigmas(one, two, error)
-        assert np.linalg.norm(sampled.stderr.V) < 0.05 * sampled.norm()
+        assert np.linalg.norm(sampled.stderr.V) < 0.2 * sampled.norm()
 
 
 def test_many_heads_have_the_gradient_of_simulated_prompts():
     (U, V), (U2, V2) = weights(76, KMS, size=0.35), weights(84, KMS, size=0.35)
     layer = lp.MultiHead([lp.Head(np.eye(3), U, V), lp.Head(np.eye(3), U2, V2)])
-    found = risk_gradient(layer, KMS, 4, rtol=ANY)
+    found = risk_gradient(layer, KMS, 5, rtol=ANY)
     in_V = []
-    for batch in simulated(KMS, 4, 50_000):
+    for batch in simulated(KMS, 5, 50_000):
         m, m2 = (attend(SOFTMAX, W, np.eye(3), batch.tokens, batch.queries) for W in (U, U2))
         in_V.append((m @ V.T + m2 @ V2.T - batch.targets)[:, :, None] * m[:, None])
     assert_mean_is(np.concatenate(in_V), found.layer.heads[0].V, found.stderr.heads[0].V)

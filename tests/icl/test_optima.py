@@ -195,7 +195,7 @@ def test_small_steps_from_the_best_softmax_layer_change_the_risk_to_second_order
 
 
 def test_the_best_scale_at_infinite_length_is_that_of_the_rate():
-    """d = 5, τ1 = 1, s² = 0.1: C(ω) = (1−2ω²)^{−d/2}[(τ1+s²)/ω² + τ1/(1−2ω²)] is least at 0.3524, and half of it is 10.40."""
+    """(2.32) for d = 5, τ1 = 1, s² = 0.1, whatever the covariance."""
     for task in (ISO, KMS):
         found = optimal_softmax(task, math.inf)
         parts = blocks(found.attention, task)

@@ -13,7 +13,7 @@ from scipy.stats import chi
 
 import largeprompt as lp
 from catalogue import matrix
-from icl_catalogue import TASKS, attend, limit_losses, losses, mild, simulated, token_covariance, weights
+from icl_catalogue import TASKS, attend, excess, limit_excess, mild, simulated, token_covariance, weights, zero_risk
 from largeprompt.attention import WeightMoments
 from largeprompt.icl import LinearRegression, identity, kms, risk, risk_expansion, risk_function, risk_rate
 from largeprompt.icl._nodes import Nodes
@@ -22,13 +22,12 @@ from significance import assert_close_in_sigmas, assert_mean_is
 
 SOFTMAX, LINEAR = lp.SoftmaxAttention, lp.LinearAttention
 KMS = TASKS["anisotropic"]
+ANY = 1.0  # a tolerance that the first draws meet
 
 
-def assert_risk_of(found, simulated_losses, task: LinearRegression, L: int, n: int, *, seed: int = 0) -> None:
-    """`found` is the mean loss; the loss of predicting 0, whose mean is known, is taken off to sharpen the comparison."""
-    null = np.concatenate([np.sum(batch.targets**2, axis=1) / 2 for batch in simulated(task, L, n, seed)])
-    known = task.targets * (np.sum(np.asarray(task.query_Sigma) * np.asarray(task.Omega)) + float(task.noise)) / 2
-    assert_mean_is(simulated_losses - null, float(found.value) - known, float(found.stderr))
+def assert_risk_of(found, excess: np.ndarray, task: LinearRegression) -> None:
+    """`found` is the risk of predicting 0 and the mean excess of simulated prompts over it."""
+    assert_mean_is(excess, float(found.value) - zero_risk(task), float(found.stderr))
 
 
 # Closed forms
@@ -42,7 +41,7 @@ def test_linear_attention_has_the_risk_of_simulated_prompts(name, L):
     for inside in (False, True):
         found = risk(LINEAR(U, V), task, L, query_in_prompt=inside)
         assert found.exact
-        assert_risk_of(found, losses(LINEAR, U, V, task, L, n, inside=inside), task, L, n)
+        assert_risk_of(found, excess(LINEAR, U, V, task, L, n, inside=inside), task)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -51,7 +50,7 @@ def test_infinite_prompts_have_one_risk_for_both_attentions(name):
     U, V = weights(12, task, size=0.3)
     found = risk(SOFTMAX(U, V), task, math.inf)
     assert found.exact
-    assert_risk_of(found, limit_losses(U, V, task, n), task, 1, n)
+    assert_risk_of(found, limit_excess(U, V, task, n), task)
     for layer in (LINEAR(U, V), SOFTMAX(U, V)):
         for inside in (False, True):
             np.testing.assert_allclose(risk(layer, task, math.inf, query_in_prompt=inside).value, found.value, 1e-13)
@@ -75,15 +74,13 @@ def test_softmax_attention_has_the_risk_of_simulated_prompts(name, L):
     U, V = weights(14, task, size=0.25)
     found = risk(SOFTMAX(U, V), task, L, rtol=2e-3)
     assert float(found.stderr) < 2e-3 * float(found.value)
-    assert_risk_of(found, losses(SOFTMAX, U, V, task, L, n), task, L, n)
+    assert_risk_of(found, excess(SOFTMAX, U, V, task, L, n), task)
 
 
 def test_softmax_attention_that_reads_the_query_too_has_the_risk_of_simulated_prompts():
-    n, L = 100_000, 2
-    U, V = weights(16, KMS, size=0.6)
-    found = risk(SOFTMAX(U, V), KMS, L, rtol=0.02, query_in_prompt=True)
-    assert_mean_is(losses(SOFTMAX, U, V, KMS, L, n, inside=True), found.value, float(found.stderr))
-    without = risk(SOFTMAX(U, V), KMS, L, rtol=0.02)
+    n, L, U, V = 60_000, 5, 0.5 * np.eye(3), np.array([[2.0, -1.0, 1.0]])
+    found, without = (risk(SOFTMAX(U, V), KMS, L, rtol=ANY, query_in_prompt=inside) for inside in (True, False))
+    assert_risk_of(found, excess(SOFTMAX, U, V, KMS, L, n, inside=True), KMS)
     assert abs(found.value - without.value) > 5 * math.hypot(float(found.stderr), float(without.stderr))
 
 
@@ -108,7 +105,7 @@ def test_aligned_layers_have_one_risk_by_quadrature_by_nodes_and_by_simulation(n
     value, error = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))(nodes, layer)
     assert error < 2e-3 * value
     assert_close_in_sigmas(value, found.value, error)
-    assert_risk_of(found, losses(SOFTMAX, layer.U, layer.V, task, L, n), task, L, n)
+    assert_risk_of(found, excess(SOFTMAX, layer.U, layer.V, task, L, n), task)
 
 
 @pytest.mark.parametrize("L", [2, 9, 60, 10**6])
@@ -133,7 +130,7 @@ def test_a_form_too_anisotropic_for_the_quadrature_falls_back_to_nodes():
     layer = SOFTMAX(*aligned(A, 1.3, task))
     found = risk(layer, task, L)
     assert not found.exact
-    assert_risk_of(found, losses(SOFTMAX, layer.U, layer.V, task, L, n), task, L, n)
+    assert_risk_of(found, excess(SOFTMAX, layer.U, layer.V, task, L, n), task)
 
 
 @pytest.mark.parametrize(("L", "omega"), [(1, 0.7), (3, 2.0), (40, 0.5), (1000, 0.3), (40, 0.0)])
@@ -177,8 +174,9 @@ def test_the_gap_to_infinite_prompts_decays_as_the_rate_over_L():
     rate = risk_rate(layer, task)
     np.testing.assert_allclose(rate, rate_by_quadrature(P, r, A, task), rtol=1e-8)
     limit = risk(layer, task, math.inf).value
-    found = risk(layer, task, 10**6, rtol=1e-9)
-    assert_close_in_sigmas(1e6 * (found.value - limit), rate, 1e6 * float(found.stderr) + 1e-3 * float(rate))
+    found = risk(layer, task, 10**6)
+    assert 1e6 * found.stderr < 0.02 * rate
+    assert_close_in_sigmas(1e6 * (found.value - limit), rate, 1e6 * float(found.stderr) + 1e-4 * float(rate))
     np.testing.assert_allclose(risk(layer, task, 10**12).value, limit, rtol=1e-10)
 
 
@@ -212,13 +210,13 @@ def test_the_rate_is_infinite_from_the_threshold_on():
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, LINEAR])
-@pytest.mark.parametrize("L", [3, math.inf])
+@pytest.mark.parametrize("L", [5, math.inf])
 def test_sampling_agrees_with_the_exact_way(kind, L):
     layer = kind(*weights(14, KMS, size=0.3))
-    sampled = risk(layer, KMS, L, jax.random.key(7), method="sampled", rtol=0.01)
+    sampled = risk(layer, KMS, L, jax.random.key(7), method="sampled", rtol=ANY)
     exact = risk(layer, KMS, L, rtol=2e-3)
     assert "Monte Carlo over" in sampled.method
-    assert 0 < float(sampled.stderr) <= 0.01 * float(sampled.value)
+    assert 0 < float(sampled.stderr) < 0.1 * float(sampled.value)
     assert_close_in_sigmas(sampled.value, exact.value, np.hypot(sampled.stderr, exact.stderr))
 
 
@@ -231,11 +229,12 @@ def test_the_same_call_gives_the_same_number_and_another_key_another():
     assert_close_in_sigmas(one.value, other.value, np.hypot(one.stderr, other.stderr))
 
 
-def test_a_tighter_tolerance_is_met():
+@pytest.mark.parametrize(("method", "rtol"), [("auto", 5e-4), ("sampled", 1e-2)])
+def test_a_tighter_tolerance_is_met(method, rtol):
     layer = SOFTMAX(*weights(14, KMS, size=0.3))
-    for rtol in (1e-2, 5e-4):
-        found = risk(layer, KMS, 5, rtol=rtol)
-        assert float(found.stderr) <= rtol * float(found.value)
+    assert float(risk(layer, KMS, 5, rtol=ANY, method=method).stderr) > rtol
+    found = risk(layer, KMS, 5, rtol=rtol, method=method)
+    assert float(found.stderr) <= rtol * float(found.value)
 
 
 @pytest.mark.parametrize("method", ["auto", "sampled"])
@@ -265,15 +264,19 @@ def test_the_last_outputs_are_the_prediction(kind):
     U, V = weights(14, task, size=0.3, outputs=task.dim)
     whole, last = kind(U, V), kind(U, V[-2:])
     assert risk(whole, task, 6, rtol=0.1).value == risk(last, task, 6, rtol=0.1).value
-    sampled = [risk(layer, task, 6, rtol=0.1, method="sampled") for layer in (whole, last)]
-    np.testing.assert_allclose(sampled[0].value, sampled[1].value, rtol=1e-12)
+
+
+def test_the_last_outputs_are_the_prediction_on_sampled_prompts():
+    U, V = weights(14, KMS, size=0.3, outputs=3)
+    whole, last = (risk(SOFTMAX(U, W), KMS, 5, rtol=ANY, method="sampled") for W in (V, V[-1:]))
+    np.testing.assert_allclose(whole.value, last.value, rtol=1e-12)
 
 
 def test_many_heads_have_the_risk_of_simulated_prompts():
     n, L = 60_000, 5
     one, two = weights(40, KMS), weights(42, KMS)
     layer = lp.MultiHead([lp.Head(np.eye(3), *one), lp.Head(np.eye(3), *two)])
-    found = risk(layer, KMS, L, rtol=0.02)
+    found = risk(layer, KMS, L, rtol=ANY)
     squares = [
         np.sum((sum(attend(SOFTMAX, *w, b.tokens, b.queries) for w in (one, two)) - b.targets) ** 2, axis=1) / 2
         for b in simulated(KMS, L, n)
@@ -287,29 +290,30 @@ def test_many_heads_have_the_risk_of_simulated_prompts():
 @pytest.mark.filterwarnings("ignore:the standard error")
 def test_huge_weights_have_a_finite_risk_or_one_line(kind, L, size):
     for U, V in (weights(14, KMS, size=size), aligned(size * np.eye(2), size, KMS)):
+        message = ""
         try:
             found = risk(kind(U, V), KMS, L, max_draws=2**12)
         except ValueError as error:
-            assert "overflows" in str(error)
-            assert "\n" not in str(error)
-            assert size > 1e3
+            message = str(error)
         else:
             assert np.isfinite(found.value)
-            assert not np.isnan(found.stderr)
+            assert np.isfinite(found.stderr)
             assert found.value > 0
+        assert not message or ("overflows" in message and "\n" not in message and size > 1e3)
 
 
-def test_sharp_scores_pick_one_token():
-    """With U → ∞ softmax attention copies the token of the largest score: R = ½E(v·z_best − y)²."""
-    n, L = 100_000, 4
-    _, V = weights(14, KMS)
-    layer = SOFTMAX(*(aligned(1e6 * np.eye(2), 0, KMS)[0], V))
-    found = risk(layer, KMS, L, rtol=5e-3)
+@pytest.mark.parametrize("size", [1e4, 1e8])
+@pytest.mark.parametrize("P", [(0.0, 0.0), (0.3, -0.5)], ids=["aligned", "any"])
+def test_sharp_scores_pick_one_token(P, size):
+    """As U grows softmax attention copies the token of the largest score: R = ½E(v·z_best − y)²."""
+    n, L, V = 60_000, 4, np.array([[*P, 0.8]])
+    found = risk(SOFTMAX(aligned(size * np.eye(2), 0, KMS)[0], V), KMS, L, rtol=0.05)
     picked = []
     for batch in simulated(KMS, L, n):
         best = np.argmax(np.einsum("bld,bd->bl", batch.tokens[..., :2], batch.queries[:, :2]), axis=1)
-        picked.append(np.sum((batch.tokens[np.arange(len(best)), best] @ V.T - batch.targets) ** 2, axis=1) / 2)
-    assert_mean_is(np.concatenate(picked), found.value, float(found.stderr))
+        output = batch.tokens[np.arange(len(best)), best] @ V.T
+        picked.append(np.sum(output * (output - 2 * batch.targets), axis=1) / 2)
+    assert_risk_of(found, np.concatenate(picked), KMS)
 
 
 # Softmax and linear attention on the same prompts
@@ -319,7 +323,7 @@ def shared_prompt_squares(soft, lin, task, L: int, n: int) -> np.ndarray:
     """Squared distances between the two outputs on simulated prompts."""
     found = []
     for batch in simulated(task, L, n):
-        outputs = [attend(kind, *w, batch.tokens, batch.queries) for kind, w in ((SOFTMAX, soft), (LINEAR, lin))]
+        outputs = [attend(kind, U, V, batch.tokens, batch.queries) for kind, (U, V) in ((SOFTMAX, soft), (LINEAR, lin))]
         found.append(np.sum((outputs[0] - outputs[1]) ** 2, axis=1))
     return np.concatenate(found)
 
@@ -344,8 +348,8 @@ def test_the_same_prompt_gap_holds_query_by_query(L, size):
     x, W = matrix(54, 2), 0.8 * matrix(55, 2, 2)
     WS = W @ np.asarray(task.Sigma)
     nodes = Nodes(*(jnp.asarray(m[..., None]) for m in (x, W, WS, WS @ W.T)), replicates=1)
-    blocks = [lp.icl.blocks(layer, task) for layer in (SOFTMAX(U, V), LINEAR(*lin))]
-    found = _gap(*blocks, task, WeightMoments(L), jnp.asarray(float(L)), nodes)[0]
+    one, two = (lp.icl.blocks(layer, task) for layer in (SOFTMAX(U, V), LINEAR(*lin)))
+    found = _gap(one, two, task, WeightMoments(L), jnp.asarray(float(L)), nodes)[0]
     rng, query = np.random.default_rng(3), np.tile(np.append(x, [0, 0]), (n, 1))
     squares = []
     for sign in (1, -1):

@@ -1,10 +1,10 @@
 r"""A stabilised explicit solver for gradient flows: Runge-Kutta-Chebyshev of second order.
 
-Near a minimum the flow's Jacobian is minus a Hessian, with real eigenvalues spread over orders of magnitude: an ordinary
-explicit method takes a step per fastest time scale for ever, an implicit one needs Hessians. $s$ stages of this family
-are stable up to $h\rho \approx \tfrac23s^2$ for a spectral radius $\rho$, so that the cost grows only like the square root of
-the stiffness. (Sommeijer, Shampine and Verwer, J. Comput. Appl. Math. 88, 1998, with their choice of $\varepsilon$ and of
-the error estimate.)
+Near a minimum the flow's Jacobian is minus a Hessian, with real eigenvalues spread over orders of magnitude: an
+ordinary explicit method takes a step per fastest time scale for ever, an implicit one needs Hessians. $s$ stages of
+this family are stable up to $h\rho \approx \tfrac23s^2$ for a spectral radius $\rho$, so that the cost grows only like
+the square root of the stiffness. (Sommeijer, Shampine and Verwer, J. Comput. Appl. Math. 88, 1998, with their choice of
+$\varepsilon$ and of the error estimate.)
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _DAMPING = 2 / 13
 
 
 def _coefficients() -> np.ndarray:
-    """For each s and each stage j ≤ s the numbers (μ, ν, μ̃, γ̃) of the recurrence, and the stability limit of s."""
+    """For each s and each stage j ≤ s the numbers (μ, ν, μ̃, γ̃) of the recurrence."""
     table = np.zeros((_STAGES + 1, _STAGES + 1, 4))
     for s in range(2, _STAGES + 1):
         w0 = 1 + _DAMPING / s**2
@@ -64,7 +64,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver):
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         f0, direction, warm = solver_state
-        h = t1 - t0
+        h = jnp.asarray(t1 - t0)
         y_flat, unravel = ravel_pytree(y0)
         f_flat, _ = ravel_pytree(f0)
 
@@ -79,7 +79,7 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver):
         error = 0.8 * (y_flat - y1) + 0.4 * h * (f_flat + f1)
         # past the last stable step the error estimate must not be believed
         error = jnp.where(wanted > _STAGES, jnp.inf, error)
-        ks = jax.tree.map(lambda *k: jnp.stack(k), unravel(h * f_flat), unravel(h * f1))
+        ks = jax.tree.map(lambda *k: jnp.stack(k), unravel(jnp.asarray(h * f_flat)), unravel(jnp.asarray(h * f1)))
         info = {"y0": y0, "y1": unravel(y1), "k": ks}
         state = (unravel(f1), direction, jnp.asarray(True))
         return unravel(y1), unravel(error), info, state, diffrax.RESULTS.successful
@@ -98,7 +98,7 @@ def _spectral_radius(field, y, f, direction, warm):
         radius = jnp.linalg.norm(image)
         return radius, jnp.where(radius > 0, image / jnp.where(radius > 0, radius, 1), v)
 
-    return jax.lax.fori_loop(0, jnp.where(warm, 1, 20), turn, (jnp.zeros((), y.dtype), direction))
+    return jax.lax.fori_loop(0, jnp.where(warm, 1, 20), turn, (jnp.zeros_like(size), direction))
 
 
 def _stages(field, y, f, h, stages):

@@ -1,4 +1,3 @@
-import math
 from typing import Any, Literal, get_args
 
 import diffrax
@@ -25,8 +24,8 @@ class Trajectory(eqx.Module):
     """A gradient flow, recorded: at `times[i]` the parameters are `layer(i)`.
 
     `risk_stderr` and `gradient_stderr` are the errors left by the nodes or instances that the vector field averages
-    over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and `ended_at`; its
-    arrays hold the times before.
+    over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and `ended_at`;
+    its arrays hold the times before.
     """
 
     times: Float[Array, " t"]
@@ -83,21 +82,23 @@ def gradient_flow(
     the average over `draws` fixed instances with their prompts. Stiff flows of few parameters are faster with
     `solver="implicit"`. Paper: Equations (7) and (10).
     """
-    times = increasing_times(times)
+    record = increasing_times(times)
     if solver not in get_args(Solver):
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(map(repr, get_args(Solver)))}")
-    if not math.isfinite(float(times[-1])):
-        raise ValueError(f"times end at {float(times[-1])}; a flow is followed to a finite time (see flow_limit)")
     function = risk_function(layer, task, L, key, draws=draws)
-    tolerances = tuple(float(checks.number(name, x, at_least=0)) for name, x in (("rtol", rtol), ("atol", atol)))
-    solution = _solve(function, layer, times, *tolerances, solver, dense, checks.count("max_steps", max_steps))
-    n, ending, ended_at = _ending(solution, times)
+    rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
+    solution = _solve(function, layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
+    n, ending, ended_at = _ending(solution, record)
     static = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
     layers = eqx.combine(jax.tree.map(lambda leaf: leaf[:n], solution.ys), static)
+    risk, risk_error, size, size_error = _record(function, layers)
     return Trajectory(
-        times[:n],
+        record[:n],
         layers,
-        *_record(function, layers),
+        risk,
+        risk_error,
+        size,
+        size_error,
         conserved_quantities(layers, L),
         int(solution.stats["num_steps"]),
         ending,
@@ -109,16 +110,16 @@ def gradient_flow(
 
 def increasing_times(times: Numbers) -> Float[Array, " t"]:
     """`times` as an increasing vector from 0 or later to some time after 0."""
-    times = checks.vector("times", times)
-    if float(times[0]) < 0:
-        raise ValueError(f"times[0] is {float(times[0]):g}; a flow starts at 0")
-    falls = np.flatnonzero(np.diff(np.asarray(times)) <= 0)
+    t = checks.vector("times", times)
+    if float(t[0]) < 0:
+        raise ValueError(f"times[0] is {float(t[0]):g}; a flow starts at 0")
+    falls = np.flatnonzero(np.diff(np.asarray(t)) <= 0)
     if len(falls):
         i = int(falls[0]) + 1
-        raise ValueError(f"times[{i}] is {float(times[i]):g}, not above {float(times[i - 1]):g}; times must increase")
-    if float(times[-1]) == 0:
+        raise ValueError(f"times[{i}] is {float(t[i]):g}, not above {float(t[i - 1]):g}; times must increase")
+    if float(t[-1]) == 0:
         raise ValueError("times end at 0; a flow must be followed for some time")
-    return times
+    return t
 
 
 @eqx.filter_jit

@@ -48,13 +48,13 @@ def flow_ladder(
 
     `report` hears of each flow once it is followed; `options` go to `gradient_flow`.
     """
-    times = increasing_times(times)
-    Ls = tuple(checks.count("L", L) for L in Ls)
-    if not Ls:
+    record = increasing_times(times)
+    lengths = tuple(checks.count("L", L) for L in Ls)
+    if not lengths:
         raise ValueError("Ls is empty; it must hold at least one prompt length")
     flows = []
-    for L in (math.inf, *Ls):
-        flow = gradient_flow(layer, task, L, times, key, **options)
+    for L in (math.inf, *lengths):
+        flow = gradient_flow(layer, task, L, record, key, **options)
         if flow.ending != "completed":
             raise ValueError(
                 f"the flow at L = {L} ended at t = {flow.ended_at:g}: {flow.ending}; ask for earlier times"
@@ -64,7 +64,7 @@ def flow_ladder(
     infinite, *finite = flows
     distance = jnp.stack([_distances(flow.layers, infinite.layers) for flow in finite])
     risk, error = (jnp.stack([getattr(flow, name) for flow in finite]) for name in ("risk", "risk_stderr"))
-    return Ladder(Ls, times, distance, risk, error, infinite, tuple(finite))
+    return Ladder(lengths, record, distance, risk, error, infinite, tuple(finite))
 
 
 def _distances(layers: AbstractLayer, others: AbstractLayer) -> Float[Array, " t"]:

@@ -8,16 +8,16 @@ from largeprompt import _checks as checks
 from largeprompt.attention import LinearAttention, SoftmaxAttention
 from largeprompt.icl import LinearRegression, aligned_blocks, as_regression, best_reading, blocks, from_blocks
 
-Attention = TypeVar("Attention", LinearAttention, SoftmaxAttention)
+Attention = TypeVar("Attention", bound=LinearAttention | SoftmaxAttention)
 
 
 def flow_limit(task: LinearRegression, init: Attention, L: int | float = math.inf) -> Attention:
     r"""Where the gradient flow from a start of Assumption 5.1 ends.
 
-    Along it $P = C = 0$ and $\|A\|_F^2 - kr^2$ stays, and the part of A that the risk does not see stays: with $\Pi$ the
-    projection on the range of the normal matrix of `optimal_linear` and $\Pi_q$ that of $\Sigma_q$, $A \to W^\top/r +
-    A_0 - \Pi A_0\Pi_q$ and $kr^2 - \|W\|^2/r^2 = kr_0^2 - \|\Pi A_0\Pi_q\|_F^2$. Known for linear attention at every length
-    and for softmax at infinite length, whatever the noise. Paper: Remark 5.3 for invertible Σ, where
+    Along it $P = C = 0$ and $\|A\|_F^2 - kr^2$ stays, and the part of A that the risk does not see stays: with $\Pi$
+    the projection on the range of the normal matrix of `optimal_linear` and $\Pi_q$ that of $\Sigma_q$, $A \to W^\top/r
+    + A_0 - \Pi A_0\Pi_q$ and $kr^2 - \|W\|^2/r^2 = kr_0^2 - \|\Pi A_0\Pi_q\|_F^2$. Known for linear attention at every
+    length and for softmax at infinite length, whatever the noise. Paper: Remark 5.3 for invertible Σ, where
     $A\to\Sigma^{-1}/r$, $r = \mathrm{tr}(\Sigma^{-2})^{1/4}$; Appendix F.3 for singular Σ.
     """
     task, L = as_regression(task), checks.prompt_length(L)

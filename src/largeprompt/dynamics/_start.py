@@ -19,25 +19,25 @@ def structured_start(
     Theta: Numbers | None = None,
     kind: Literal["softmax", "linear"] = "softmax",
 ) -> SoftmaxAttention | LinearAttention:
-    r"""The start $U = \alpha\begin{pmatrix}\Theta\Theta^\top & 0\\ 0 & 0\end{pmatrix}$, $V = \alpha(0, I)$ of Assumption 5.1.
+    r"""The start $U = \alpha\,\mathrm{diag}(\Theta\Theta^\top, 0)$, $V = \alpha(0, I)$ of Assumption 5.1.
 
-    $\|\Theta\Theta^\top\|_F = 1$ and $\Sigma\Theta\ne0$ are checked; by default $\Theta = d^{-1/4}I$. Outside the range of
-    Theorem 5.2 it warns: the range as printed has $\|\Sigma\|_{op}$ where its source has $\|\Sigma\|_{op}^{1/2}$.
+    $\|\Theta\Theta^\top\|_F = 1$ and $\Sigma\Theta\ne0$ are checked; by default $\Theta = d^{-1/4}I$. Outside the
+    range of Theorem 5.2 it warns: as printed it has $\|\Sigma\|_{op}$ where its source has $\|\Sigma\|_{op}^{1/2}$.
     """
     task = as_regression(task)
     if kind not in _KINDS:
         raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
     alpha = float(checks.number("alpha", alpha))
     d = task.d
-    Theta = jnp.eye(d) / d**0.25 if Theta is None else checks.matrix("Theta", Theta, d, None)
-    product = Theta @ Theta.T
-    _refuse_a_wrong_direction(Theta, product, task)
+    given = jnp.eye(d) / d**0.25 if Theta is None else checks.matrix("Theta", Theta, d, None)
+    product = given @ given.T
+    _refuse_a_wrong_direction(given, product, task)
     _warn_outside_the_range(alpha, task)
     return from_blocks(aligned_blocks(alpha * product, alpha, task), _KINDS[kind])
 
 
 def alpha_range(task: LinearRegression) -> tuple[float, float]:
-    r"""The largest $\alpha$ of Theorem 5.2, as printed, $\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, and with $\|\Sigma\|_{op}^{1/2}$.
+    r"""The largest $\alpha$ of Theorem 5.2: printed, $\sqrt2/(d^{1/4}\|\Sigma\|)$, and with $\|\Sigma\|^{1/2}$.
 
     Neither is needed for convergence at infinite length: see the errata.
     """
@@ -63,6 +63,7 @@ def _warn_outside_the_range(alpha: float, task: LinearRegression) -> None:
         raise ValueError("alpha is 0, a saddle of the risk that no flow leaves; it must be another number")
     if not 0 < alpha < min(printed, corrected):
         warnings.warn(
-            f"alpha is {alpha:g}; Theorem 5.2 asks for 0 < alpha < {printed:.4g} as printed, {corrected:.4g} as corrected",
+            f"alpha is {alpha:g}; Theorem 5.2 asks for 0 < alpha < {printed:.4g} as printed, "
+            f"{corrected:.4g} as corrected",
             stacklevel=3,
         )

@@ -2,8 +2,9 @@ r"""Softmax attention with $P = C = 0$ at finite length: $\nu = x^\top A^\top\Si
 
 So the average over $W$ is closed, and that over $x$ is one of functions of a quadratic form; with $h = \Sigma Ax$,
 
-$$R_L = \tfrac12\big[\|R\|_F^2\,E\{(\tau_1+s^2)Q + K_2\,h^\top\Omega h\} - 2\,\mathrm{tr}R\,E\{(1-Q)\,h^\top\Omega x\} + k\,\mathrm{tr}\,\Sigma_q\Omega
-+ ks^2\big].$$
+$$2R_L = \|R\|_F^2\,E\{(\tau_1+s^2)Q + K_2\,h^\top\Omega h\} - 2\,\mathrm{tr}R\,E\{(1-Q)\,h^\top\Omega x\}
++ k\,\mathrm{tr}\,\Sigma_q\Omega
++ ks^2.$$
 """
 
 from typing import NamedTuple
@@ -28,14 +29,12 @@ class Coefficients(NamedTuple):
     constant: float
 
 
-def aligned_coefficients(
-    A: Float[Array, "d d"], task: LinearRegression, moments: WeightMoments
-) -> Coefficients | None:
+def aligned_coefficients(A: Float[Array, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients | None:
     """By one-dimensional quadrature; None where the form ν is too anisotropic for its series."""
-    A, Sigma, Omega, query = (np.asarray(m, float) for m in (A, task.Sigma, task.Omega, task.query_Sigma))
+    scores, Sigma, Omega, query = (np.asarray(m, float) for m in (A, task.Sigma, task.Omega, task.query_Sigma))
     S = np.asarray(root(task.query_Sigma), float)
-    h = Sigma @ A @ S
-    form = S @ A.T @ h
+    h = Sigma @ scores @ S
+    form = S @ scores.T @ h
     weights, vectors = np.linalg.eigh((form + form.T) / 2)
     h, x = h @ vectors, S @ vectors
 

@@ -1,9 +1,9 @@
-r"""Averages over $x\sim\mathcal N(0, I)$ of functions of a quadratic form $\nu = \sum_j \lambda_j x_j^2$, in one dimension.
+r"""One-dimensional averages over $x\sim\mathcal N(0, I)$ of functions of $\nu = \sum_j \lambda_j x_j^2$.
 
-The law of $\nu$ is a mixture of scaled chi-squares with positive weights (Ruben 1962): with $\lambda$ the least $\lambda_j$
-and $q_j = 1-\lambda/\lambda_j$, $\nu \sim \lambda\chi^2_{n+2k}$ with probability $c_k$, where
-$\sum_k c_kz^k = \prod_j \sqrt{(1-q_j)/(1-q_jz)}$. Weighing by $x_i^2$ turns one $\chi^2_1$ into $\chi^2_3$: one more such
-factor, squared.
+The law of $\nu$ is a mixture of scaled chi-squares with positive weights (Ruben 1962): with $\lambda$ the least
+$\lambda_j$ and $q_j = 1-\lambda/\lambda_j$, $\nu \sim \lambda\chi^2_{n+2k}$ with probability $c_k$, where
+$\sum_k c_kz^k = \prod_j \sqrt{(1-q_j)/(1-q_jz)}$. Weighing by $x_i^2$ turns one $\chi^2_1$ into $\chi^2_3$: one more
+such factor, squared.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def _mixture(ratios: Float[np.ndarray, " n"], terms: int) -> Float[np.ndarray, "
 def _nodes(live: Float[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
     """Gauss-Legendre panels in y = √ν, in which the density is analytic at 0.
 
-    As fine as the narrowest direction, and near 0 as fine as a function of ν that changes over a distance of order one.
+    As fine as the narrowest direction, and near 0 as fine as functions that change over a distance of order 1.
     """
     end = np.sqrt(live.max()) * (np.sqrt(len(live) + 2) + 9.5)
     edges = [0.0]

@@ -32,8 +32,11 @@ def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
     return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
 
 
+Scalar = int | float | Float[Array, ""]
+
+
 def gaussian_risk(
-    parts: Blocks, task: LinearRegression, L: int | float | Float[Array, ""], normaliser: int | float | None = None
+    parts: Blocks, task: LinearRegression, L: Scalar, normaliser: Scalar | None = None
 ) -> Float[Array, ""]:
     r"""$R_L$ of linear attention; with `L = inf`, $R_\infty$ of linear and of softmax attention alike.
 

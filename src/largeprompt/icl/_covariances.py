@@ -12,11 +12,11 @@ def identity(d: int) -> Float[Array, "d d"]:
 
 def kms(d: int, rho: float = 0.5) -> Float[Array, "d d"]:
     r"""The Kac-Murdock-Szegő matrix $\Sigma_{ij} = \rho^{|i-j|}$. Paper: Appendix A.2.2."""
-    rho = checks.number("rho", rho)
-    if not checks.is_traced(rho) and not -1 <= float(rho) <= 1:
-        raise ValueError(f"rho is {float(rho):g}; it must lie between -1 and 1")
+    base = checks.number("rho", rho)
+    if not checks.is_traced(base) and not -1 <= float(base) <= 1:
+        raise ValueError(f"rho is {float(base):g}; it must lie between -1 and 1")
     i = jnp.arange(checks.count("d", d))
-    return rho ** jnp.abs(i[:, None] - i)
+    return base ** jnp.abs(i[:, None] - i)
 
 
 def diagonal(variances: Numbers) -> Float[Array, "d d"]:
@@ -26,13 +26,13 @@ def diagonal(variances: Numbers) -> Float[Array, "d d"]:
 
 def spiked(d: int, spike: float, direction: VectorLike | None = None) -> Float[Array, "d d"]:
     r"""$I + \text{spike}\; nn^\top$ with $n$ the unit vector along `direction`, by default the first axis."""
-    d, spike = checks.count("d", d), checks.number("spike", spike, at_least=-1)
+    d, size = checks.count("d", d), checks.number("spike", spike, at_least=-1)
     n = jnp.eye(d)[0] if direction is None else checks.vector("direction", direction, d)
     length = jnp.linalg.norm(n)
     if not checks.is_traced(length) and float(length) == 0:
         raise ValueError("direction is 0; it must point somewhere")
     n = n / length
-    return jnp.eye(d) + spike * jnp.outer(n, n)
+    return jnp.eye(d) + size * jnp.outer(n, n)
 
 
 def covariance_named(name: str, d: int) -> Float[Array, "d d"]:
@@ -51,5 +51,6 @@ def covariance_named(name: str, d: int) -> Float[Array, "d d"]:
     if kind == "spiked" and len(numbers) == 1:
         return spiked(d, numbers[0])
     raise ValueError(
-        f"the covariance is {name!r}; for d = {d} it must be identity, kms:RHO, spiked:SIZE or diagonal: and {d} numbers"
+        f"the covariance is {name!r}; for d = {d} it must be identity, kms:RHO, spiked:SIZE "
+        f"or diagonal: and {d} numbers"
     )

@@ -13,8 +13,9 @@ from ._task import as_predictor
 def risk_rate(layer: AbstractLayer, task: LinearRegression) -> Float[Array, ""]:
     r"""$\lim_L L(R_L - R_\infty)$ of softmax attention on Gaussian regression, $\tfrac12E\,e^\nu[a-\|b\|^2+2b\cdot t]$.
 
-    Infinite where the mean is: for layers that score labels ($C \ne 0$), and once $x^\top A^\top\Sigma Ax$ has an exponential
-    moment no longer, $2\,\lambda_{\max}(\Sigma_q^{1/2}A^\top\Sigma A\Sigma_q^{1/2}) \ge 1$. Then the decay is slower than 1/L.
+    Infinite where the mean is: for layers that score labels ($C \ne 0$), and once $x^\top A^\top\Sigma Ax$ has an
+    exponential moment no longer, $2\,\lambda_{\max}(\Sigma_q^{1/2}A^\top\Sigma A\Sigma_q^{1/2}) \ge 1$. Then the decay
+    is slower than 1/L.
     """
     task = as_regression(task)
     return rate(blocks(softmax_form(as_predictor(layer, task)), task), task)

@@ -22,7 +22,8 @@ def gaussian_nodes(
 class Nodes(eqx.Module):
     r"""Queries and coefficients of a regression over which a risk is averaged, in independent replicates.
 
-    Kept with them: $W\Sigma$ and $N = W\Sigma W^\top$. The nodes are the last axis, which the processor's vectors run along.
+    Kept with them: $W\Sigma$ and $N = W\Sigma W^\top$. The nodes are the last axis, which the processor's vectors run
+    along.
     """
 
     x: Float[Array, "d n"]

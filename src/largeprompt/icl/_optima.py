@@ -13,7 +13,7 @@ from ._closed_forms import Blocks, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
 
-Attention = TypeVar("Attention", LinearAttention, SoftmaxAttention)
+Attention = TypeVar("Attention", bound=LinearAttention | SoftmaxAttention)
 
 
 class Optimum(eqx.Module, Generic[Attention]):
@@ -46,11 +46,11 @@ def as_regression(task: object) -> LinearRegression:
 
 
 def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
-    r"""The $d\times d$ matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
+    r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
 
     The normal equations $E[\hat s^\top\hat s]\,W^\top = E[\hat s^\top W]$ read
-    $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top = \Sigma\Omega$, whatever the law of the
-    queries; of many solutions, the least.
+    $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top = \Sigma\Omega$, whatever the law of
+    the queries; of many solutions, the least.
     """
     SO = task.Sigma @ task.Omega
     gram = (1 + 1 / L) * SO @ task.Sigma + (task.tau1 + task.noise) / L * task.Sigma
@@ -61,8 +61,8 @@ def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAtte
     r"""The global minimiser over all (U, V) of linear attention at length `L`, and the minimal risk.
 
     Under $(W,\eta)\to-(W,\eta)$ the target is odd, so that the even part of the output only hurts; the odd part is best
-    of the form $\hat sW^\top x$. For $\Omega = I$ without noise it is that of Zhang et al. (2024). The scale between U and
-    V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
+    of the form $\hat sW^\top x$. For $\Omega = I$ without noise it is that of Zhang et al. (2024). The scale between U
+    and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     parts = balanced(best_reading(task, L), task)

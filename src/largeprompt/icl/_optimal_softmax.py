@@ -34,8 +34,8 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
 
     Where $\Sigma$, $\Omega$ and $\Sigma_q$ commute, A is diagonal in their basis and every risk is a one-dimensional
     quadrature; otherwise A is any matrix, found over quasi-Monte Carlo nodes, and only its risk is by quadrature. As
-    $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at `L = inf` the
-    layer is that limit.
+    $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at `L = inf`
+    the layer is that limit.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     scale, constant = _limit_scale(task)
@@ -79,15 +79,17 @@ def _limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
         method="bounded",
         options={"xatol": 1e-12 * end},
     )
-    return float(found.x), jnp.exp(log_constant(found.x))
+    scale = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+    return scale, jnp.exp(log_constant(scale))
 
 
 def _common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | None, list[np.ndarray]]:
-    """An orthonormal basis in which all three covariances are diagonal, and which of its vectors they cannot tell apart."""
+    """A basis in which all three covariances are diagonal, and which of its vectors they cannot tell apart."""
     matrices = [np.asarray(m) for m in (task.Sigma, task.Omega, task.query_Sigma)]
     sizes = [max(np.abs(m).max(), 1e-300) for m in matrices]
     # a combination without accidental coincidences has the common basis as its own
-    _, basis = np.linalg.eigh(sum(c * m / s for c, m, s in zip((1.0, math.sqrt(0.7), math.sqrt(0.3)), matrices, sizes, strict=True)))
+    weights = (1.0, math.sqrt(0.7), math.sqrt(0.3))
+    _, basis = np.linalg.eigh(sum(c * m / s for c, m, s in zip(weights, matrices, sizes, strict=True)))
     rotated = [basis.T @ m @ basis / s for m, s in zip(matrices, sizes, strict=True)]
     if any(np.abs(m - np.diag(np.diag(m))).max() > 1e-10 for m in rotated):
         return None, []
@@ -158,7 +160,8 @@ def _best_scale(task: LinearRegression, moments: WeightMoments, A: Float[np.ndar
         found = _coefficients(math.exp(log) * A, task, moments)
         return found.constant - task.targets * found.linear**2 / (4 * found.quadratic)
 
-    return math.exp(float(minimize_scalar(value, bracket=(0.0, 0.5), tol=1e-9).x))
+    found = minimize_scalar(value, bracket=(0.0, 0.5), tol=1e-9)
+    return math.exp(float(found.x))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _coefficients(A: Float[np.ndarray, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients:

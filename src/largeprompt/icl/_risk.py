@@ -98,8 +98,7 @@ def risk_function(
     """
     task, L = as_task(task), checks.prompt_length(L)
     layer = as_predictor(layer, task)
-    key = jax.random.key(0) if key is None else checks.key(key)
-    draws = _power_of_two(draws)
+    generator, draws = checks.key_or_default(key), _power_of_two(draws)
     if method not in ("auto", "sampled"):
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     merged = gaussian_form(layer, task)
@@ -110,9 +109,9 @@ def risk_function(
             return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // _REPLICATES)
-            nodes = regression_nodes(key, task, n, _REPLICATES, of_query_only=aligned)
+            nodes = regression_nodes(generator, task, n, _REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
-    return OverInstances(task, jax.random.split(key, draws), L, query_in_prompt)
+    return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
 
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:

@@ -83,8 +83,8 @@ class ClosedForm(AbstractRisk):
 class OverNodes(AbstractRisk):
     """Gaussian regression and softmax attention at finite length: exact over prompts, nodes over (W, x).
 
-    `theta` is the weight of the control variate. `aligned` layers have P = C = 0 and keep it along a gradient flow; then
-    the average over W is exact too.
+    `theta` is the weight of the control variate. `aligned` layers have P = C = 0 and keep it along a gradient flow;
+    then the average over W is exact too.
     """
 
     task: LinearRegression

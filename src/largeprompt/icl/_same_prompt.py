@@ -1,12 +1,14 @@
 r"""How far softmax and linear attention are apart when both read the same prompt, on Gaussian regression.
 
-Given $(W, x)$ the tokens are $\mathcal N(0,\Gamma)$. With $(U, V)$ of softmax, $(U', V')$ of linear attention, $u = Uz_q$,
-$u' = U'z_q$, $b = V\Gamma u$, $b' = V'\Gamma u'$, $p = V'\Gamma u$, $c = V\Gamma u'$ and $q = u'^\top\Gamma u$, Stein's identity
-gives the mean of the product of the outputs over prompts for any two sets of parameters, free of any division by $\nu$:
+Given $(W, x)$ the tokens are $\mathcal N(0,\Gamma)$. With $(U, V)$ of softmax and $(U', V')$ of linear attention,
+$u = Uz_q$, $u' = U'z_q$, $b = V\Gamma u$, $b' = V'\Gamma u'$, $p = V'\Gamma u$, $c = V\Gamma u'$ and
+$q = u'^\top\Gamma u$, Stein's identity gives the mean of the product of the outputs over prompts, free of division by
+$\nu$:
 
-$$E\,T\cdot T' = (1-Q)\Big[b\cdot b' + \frac{p\cdot c + q\,\mathrm{tr}\,V\Gamma V'^\top}L\Big] - \frac{2Q'(\nu)}L\,q\;b\cdot p .$$
+$$E\,T\cdot T' = (1-Q)\Big[b\cdot b' + \frac{p\cdot c + q\,\mathrm{tr}\,V\Gamma V'^\top}L\Big]
+  - \frac{2Q'(\nu)}L\,q\;b\cdot p .$$
 
-The squares are those of the two risks.
+The mean squares are those of the two risks.
 """
 
 import equinox as eqx
@@ -41,12 +43,12 @@ def same_prompt_gap(
     their own; with the same ones the gap vanishes at `L = inf`. Paper: Figures 1a and 5a.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    key = jax.random.key(0) if key is None else checks.key(key)
+    stream = jax.random.key(0) if key is None else checks.key(key)
     n = max(2, checks.count("draws", draws, at_least=2) // _REPLICATES)
     curved, straight = softmax_form(as_predictor(softmax, task)), merged_form(as_predictor(linear, task))
     if not isinstance(straight, LinearAttention):
         raise ValueError("linear is softmax attention; it must be linear attention")
-    nodes = regression_nodes(key, task, 1 << (n - 1).bit_length(), _REPLICATES)
+    nodes = regression_nodes(stream, task, 1 << (n - 1).bit_length(), _REPLICATES)
     length = jnp.asarray(L, task.Sigma.dtype)
     means = _gap(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)

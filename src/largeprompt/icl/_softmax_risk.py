@@ -5,9 +5,9 @@ $\nu = u^\top\Gamma_Wu$ and $L$ (`WeightMoments`): with $b = V\Gamma_Wu$, $a = \
 
 $$2R_L = E\big[\|b\|^2K_2(\nu) + aQ(\nu) - 2(1-Q(\nu))\,b\cdot t + \|t\|^2\big] + ks^2,$$
 
-and only the average over $(W, x)$ remains. The same with $K_2 = 1$, $Q = 0$ is $R_\infty$, known in closed form: it serves
-as a control variate of weight $\theta$, 1 for long prompts, where the nodes then carry only the gap of order $1/L$, and 0
-where the heavy tails of $\|b\|^2$ make it harmful.
+and only the average over $(W, x)$ remains. The same with $K_2 = 1$, $Q = 0$ is $R_\infty$, known in closed form: it
+serves as a control variate of weight $\theta$, 1 for long prompts, where the nodes then carry only the gap of order
+$1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
 """
 
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def softmax_risk(
 def aligned_softmax_risk(
     parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
 ) -> Float[Array, " r"]:
-    r"""The same for $P = C = 0$, where $\nu = x^\top A^\top\Sigma Ax$ and the average over $W$ is taken in closed form."""
+    r"""The same for $P = C = 0$, where $\nu = x^\top A^\top\Sigma Ax$ and the average over $W$ is closed."""
     A, _, _, R = parts
     u = A @ nodes.x
     h = task.Sigma @ u

@@ -82,7 +82,7 @@ def stationary_points(
     of_nodes, of_check, of_starts = jax.random.split(jax.random.key(0) if key is None else checks.key(key), 3)
     layer = LinearAttention if kind == "linear" else SoftmaxAttention
     optimum = (optimal_linear if kind == "linear" else optimal_softmax)(task, L)
-    full = from_blocks(from_flat(np.ones(task.d**2 + 2 * task.d * task.targets + task.targets**2), task.d, task.targets), layer)
+    full = from_blocks(_random_blocks(of_starts, task), layer)  # any layer that is not aligned
     function = risk_function(full, task, L, of_nodes, draws=draws)
     check = risk_function(full, task, L, of_check, draws=8 * draws)
     assert isinstance(function, ClosedForm | OverNodes)
@@ -132,16 +132,19 @@ def _spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vecto
             continue
         X = ((total - q) / (2 * float(task.rho2) * q * L)) ** 0.25
         Y = (1 + math.sqrt(1 + 4 * X**2 * label)) / (2 * X)
-        start = flat(Blocks(*map(jnp.asarray, (inverse - X * Y * np.outer(n, n), [X * n], [Y * n], [[1.0]]))))
-        if basis is None:
-            found.append((start, None))
-            continue
-        none, zero = np.zeros((1, d)), np.zeros((1, 1))
-        kept = [Blocks(*map(jnp.asarray, (np.outer(e, e), none, none, zero))) for e in basis.T]
-        A = np.zeros((d, d))
-        kept += [Blocks(*map(jnp.asarray, (A, c * axis[None], p * axis[None], r * np.ones((1, 1))))) for c, p, r in np.eye(3)]
-        found.append((start, np.stack([flat(move) for move in kept], axis=1)))
+        start = [inverse - X * Y * np.outer(n, n), X * n, Y * n, np.ones(1)]
+        subspace = None
+        if basis is not None:
+            still = [np.zeros((d, d)), np.zeros(d), np.zeros(d), np.zeros(1)]
+            kept = [[np.outer(e, e), *still[1:]] for e in basis.T]
+            kept += [[still[0], c * axis, p * axis, np.full(1, r)] for c, p, r in np.eye(3)]
+            subspace = np.stack([_concatenated(move) for move in kept], axis=1)
+        found.append((_concatenated(start), subspace))
     return found
+
+
+def _concatenated(arrays: list[np.ndarray]) -> Vector:
+    return np.concatenate([array.ravel() for array in arrays])
 
 
 def _random_blocks(key: PRNGKeyArray, task: LinearRegression) -> Blocks:
@@ -169,62 +172,51 @@ class _Search(NamedTuple):
 
     def below(self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> list[_Candidate]:
         """What lies downhill of `x`, first within a subspace that the exact gradient never leaves, then beyond saddles."""
-        function = _with_the_better_control(self.function, x)
-        if subspace is not None:
-            x = _downhill(function, x, subspace)
         found: list[_Candidate] = []
-        for _ in range(_LEAPS):
-            x = _downhill(function, x)
-            better = _with_the_better_control(function, x)
-            if better is not function:
-                function, x = better, _downhill(better, x)
-            x = self._settled(function, x)
-            gradient_norm = float(np.linalg.norm(_value_and_gradient(function, x)[1]))
-            if not gradient_norm <= _STATIONARY:
-                break
-            found.append(self._examined(function, x, gradient_norm))
-            if found[-1].point.kind != "saddle":
-                break
-            x = x + found[-1].downhill
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # a layer may run away to where its risk overflows
+            for _ in range(_LEAPS):
+                for function in _controlled(self.function, x):
+                    end = x if subspace is None else _downhill(function, x, subspace)
+                    end = _settled(function, _downhill(function, end))
+                    gradient_norm = float(np.linalg.norm(_value_and_gradient(function, end)[1]))
+                    if gradient_norm <= _STATIONARY:
+                        found.append(self._examined(function, end, gradient_norm))
+                        break
+                else:
+                    break
+                if found[-1].point.kind != "saddle":
+                    break
+                x, subspace = found[-1].x + found[-1].downhill, None
         return found
 
-    def _settled(self, function: ClosedForm | OverNodes, x: Vector) -> Vector:
-        """The stationary point next to `x`, by Newton steps that leave flat directions alone, its scale balanced."""
-        size = np.linalg.norm(_value_and_gradient(function, x)[1])
-        for _ in range(_NEWTON_STEPS):
-            hessian = np.asarray(_hessian(function, x))
-            if not np.isfinite(hessian).all():
-                break
-            step = np.linalg.pinv(hessian, rcond=_ROUNDING, hermitian=True) @ _value_and_gradient(function, x)[1]
-            after = np.linalg.norm(_value_and_gradient(function, x - step)[1])
-            if not after < size:
-                break
-            x, size = x - step, after
-        return _balanced(x, function.task) if isinstance(function, ClosedForm) else x
-
     def _examined(self, function: ClosedForm | OverNodes, x: Vector, gradient_norm: float) -> _Candidate:
-        task, exact = function.task, isinstance(function, ClosedForm)
-        parts, hessian = from_flat(x, task.d, task.targets), np.asarray(_hessian(function, x))
-        eigenvalues = np.linalg.eigvalsh(hessian)
-        symmetric = tangents(parts, task, scale=exact)
+        task, hessian = function.task, np.asarray(_hessian(function, x))
+        parts = from_flat(x, task.d, task.targets)
+        eigenvalues, modes = np.linalg.eigh(hessian)
+        slopes, errors = _errors(function, x, modes)
+        rounding = _ROUNDING * float(np.abs(eigenvalues).max())
+        tolerance = np.maximum(_SIGMAS * errors, rounding)
+        zero = np.abs(eigenvalues) <= tolerance
+        # a random slope moves a point by slope/curvature, and its risk by half the square of the slope over the curvature
+        moved = float(np.linalg.norm(slopes[~zero] / eigenvalues[~zero]))
+        raised = float(np.sum(slopes[~zero] ** 2 / np.abs(eigenvalues[~zero])) / 2)
+
+        symmetric = tangents(parts, task, scale=isinstance(function, ClosedForm), error=_SIGMAS * moved)
         m = symmetric.shape[1]
         across = np.linalg.svd(symmetric)[0][:, m:] if m else np.eye(len(x))
         curvatures, vectors = np.linalg.eigh(across.T @ hessian @ across)
-        directions = np.concatenate([symmetric, across @ vectors], axis=1)
-        rounding = _ROUNDING * float(np.abs(eigenvalues).max())
-        slopes, errors = (np.zeros(len(x)), np.zeros(len(x))) if exact else _errors(function, x, directions)
-        tolerance = np.maximum(_SIGMAS * errors, rounding)[m:]
-        # a random slope of this size along a curvature moves the minimum, and raises the risk by half its square over it
-        slack = float(np.sum(slopes[m:] ** 2 / np.maximum(np.abs(curvatures), tolerance)) / 2)
+        directions = np.concatenate([across @ vectors, symmetric], axis=1)
+        tolerance = np.maximum(_SIGMAS * _errors(function, x, directions)[1], rounding)[: len(x) - m]
+
         value = self._risk(parts)
-        slack = _SIGMAS * (float(value.stderr) + slack) + 1e-8 * abs(float(value.value))
+        slack = _SIGMAS * (float(value.stderr) + raised) + 1e-8 * abs(float(value.value))
         excess = float(value.value) - self.least
         kind: Kind = "undecided"
         if np.any(curvatures < -tolerance):
             kind = "saddle"
         elif np.all(curvatures > tolerance):
             kind = "global minimum" if excess <= slack else "local minimum"
-        zero = np.abs(eigenvalues) <= (rounding if exact else _SIGMAS * _errors(function, x, np.linalg.eigh(hessian)[1])[1])
         point = StationaryPoint(
             from_blocks(parts, self.layer),
             value,
@@ -235,17 +227,16 @@ class _Search(NamedTuple):
             m,
             kind,
         )
-        return _Candidate(point, x, slack, 0.01 * float(np.linalg.norm(x)) * directions[:, m])
+        return _Candidate(point, x, slack, 0.01 * float(np.linalg.norm(x)) * directions[:, 0])
 
     def _risk(self, parts: Blocks) -> Estimate:
         if isinstance(self.check, ClosedForm):
-            return exactly(gaussian_risk(parts, self.check.task, self.check.L), self.check.method)
-        x = flat(parts)
-        if max(float(jnp.abs(parts.C).max()), float(jnp.abs(parts.P).max())) < _ROUNDING:
-            aligned = parts._replace(C=jnp.zeros_like(parts.C), P=jnp.zeros_like(parts.P))
+            return exactly(_value_and_gradient(self.check, flat(parts))[0], self.check.method)
+        if max(float(np.abs(parts.C).max()), float(np.abs(parts.P).max())) < _ROUNDING:
+            aligned = parts._replace(C=np.zeros_like(parts.C), P=np.zeros_like(parts.P))
             return risk(from_blocks(aligned, SoftmaxAttention), self.check.task, self.L)
-        check = _with_the_better_control(self.check, x)
-        replicates = _replicates(check, x)
+        check = _controlled(self.check, flat(parts))[0]
+        replicates = _replicates(check, flat(parts))
         return Estimate(replicates.mean(), replicates.std(ddof=1) / math.sqrt(len(replicates)), check.method)
 
 
@@ -262,29 +253,36 @@ def _distinct(candidates: list[_Candidate]) -> list[StationaryPoint]:
     return [candidate.point for candidate in kept]
 
 
-def _downhill(
-    function: ClosedForm | OverNodes, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None
-) -> Vector:
+def _downhill(function: ClosedForm | OverNodes, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> Vector:
     """A minimum below `x`, or where the search gave up; within `x` plus the subspace."""
     B = np.eye(len(x)) if subspace is None else subspace
 
     def value_and_gradient(z: Vector) -> tuple[float, Vector]:
         value, gradient = _value_and_gradient(function, x + B @ z)
-        return float(value), B.T @ np.asarray(gradient)
+        # a risk below 0 is one that the control variate has carried away from the nodes
+        return (float(value), B.T @ np.asarray(gradient)) if float(value) >= 0 else (math.inf, np.zeros(B.shape[1]))
 
-    exact = isinstance(function, ClosedForm)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # a layer may run away to where its risk overflows
-        found = minimize(
-            value_and_gradient,
-            np.zeros(B.shape[1]),
-            jac=True,
-            hess=(lambda z: B.T @ np.asarray(_hessian(function, x + B @ z)) @ B) if exact else None,
-            # exact curvature follows the narrow valleys of long prompts; over nodes it costs more than it saves
-            method="trust-exact" if exact else "BFGS",
-            options={"gtol": 1e-9, "maxiter": 300, "initial_trust_radius": 0.1} if exact else {"gtol": 1e-6, "maxiter": 600},
-        )
+    def hessian(z: Vector) -> Float[np.ndarray, "m m"]:
+        return B.T @ np.asarray(_hessian(function, x + B @ z)) @ B
+
+    # small trusted steps with the exact curvature follow the narrow valleys of long prompts, and stay in the first basin
+    options = {"gtol": 1e-9 if isinstance(function, ClosedForm) else 1e-7, "maxiter": 300, "initial_trust_radius": 0.1}
+    start = np.zeros(B.shape[1])
+    found = minimize(value_and_gradient, start, jac=True, hess=hessian, method="trust-exact", options=options)
     return x + B @ found.x
+
+
+def _settled(function: ClosedForm | OverNodes, x: Vector) -> Vector:
+    """The stationary point next to `x`, by Newton steps that leave flat directions alone; its scale balanced if free."""
+    size = np.linalg.norm(_value_and_gradient(function, x)[1])
+    for _ in range(_NEWTON_STEPS):
+        inverse = np.linalg.pinv(np.asarray(_hessian(function, x)), rcond=_ROUNDING, hermitian=True)
+        step = inverse @ np.asarray(_value_and_gradient(function, x)[1])
+        after = np.linalg.norm(_value_and_gradient(function, x - step)[1])
+        if not after < size:
+            break
+        x, size = x - step, after
+    return _balanced(x, function.task) if isinstance(function, ClosedForm) else x
 
 
 def _balanced(x: Vector, task: LinearRegression) -> Vector:
@@ -307,18 +305,22 @@ def _best_scaled(function: ClosedForm | OverNodes, x: Vector) -> Vector:
     return min(layers, key=lambda x: float(_value_and_gradient(without, x)[0]))
 
 
-def _with_the_better_control(function: ClosedForm | OverNodes, x: Vector) -> ClosedForm | OverNodes:
-    """With R_∞ as control variate or without, whichever leaves the smaller error at `x`."""
+def _controlled(function: ClosedForm | OverNodes, x: Vector) -> list[ClosedForm] | list[OverNodes]:
+    """The ways to take the average, the one of smaller error at `x` first; without a control it is bounded below."""
     if isinstance(function, ClosedForm):
-        return function
-    other = eqx.tree_at(lambda f: f.theta, function, 1 - function.theta)
-    return other if float(_replicates(other, x).std()) < float(_replicates(function, x).std()) else function
+        return [function]
+    ways = [eqx.tree_at(lambda f: f.theta, function, jnp.asarray(theta)) for theta in (1.0, 0.0)]
+    spreads = [float(_replicates(way, x).std()) for way in ways]
+    return ways if spreads[0] <= spreads[1] else ways[1:]
 
 
-def _errors(function: OverNodes, x: Vector, directions: Float[np.ndarray, "n m"]) -> tuple[Vector, Vector]:
+def _errors(function: ClosedForm | OverNodes, x: Vector, directions: Float[np.ndarray, "n m"]) -> tuple[Vector, Vector]:
     """The standard errors of the slopes and of the curvatures along the directions."""
-    derivatives = _directional_derivatives(function, x, directions.T)
-    return tuple(np.asarray(d.std(axis=1, ddof=1)) / math.sqrt(d.shape[1]) for d in derivatives)
+    if isinstance(function, ClosedForm):
+        return np.zeros(directions.shape[1]), np.zeros(directions.shape[1])
+    slopes, curvatures = _directional_derivatives(function, x, directions.T)
+    of_mean = math.sqrt(slopes.shape[1])
+    return np.asarray(slopes.std(axis=1, ddof=1)) / of_mean, np.asarray(curvatures.std(axis=1, ddof=1)) / of_mean
 
 
 def _values(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Array, "*r"]:
@@ -337,13 +339,23 @@ _replicates = eqx.filter_jit(_values)
 
 
 @eqx.filter_jit
-def _value_and_gradient(function: ClosedForm | OverNodes, x):
+def _up_to_first_order(function: ClosedForm | OverNodes, x):
     return jax.value_and_grad(_value, argnums=1)(function, x)
 
 
 @eqx.filter_jit
-def _hessian(function: ClosedForm | OverNodes, x):
-    return jax.hessian(_value, argnums=1)(function, x)
+def _up_to_second_order(function: ClosedForm | OverNodes, x):
+    return *jax.value_and_grad(_value, argnums=1)(function, x), jax.hessian(_value, argnums=1)(function, x)
+
+
+def _value_and_gradient(function: ClosedForm | OverNodes, x: Vector) -> tuple[Array, Array]:
+    if isinstance(function, ClosedForm):  # its Hessian costs nothing, compiling twice does
+        return _up_to_second_order(function, x)[:2]
+    return _up_to_first_order(function, x)
+
+
+def _hessian(function: ClosedForm | OverNodes, x: Vector) -> Array:
+    return _up_to_second_order(function, x)[2]
 
 
 @eqx.filter_jit

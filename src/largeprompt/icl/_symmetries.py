@@ -5,7 +5,6 @@ Every one of them is a zero mode of the Hessian at a stationary point: a minimum
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -22,16 +21,18 @@ def flat(parts: Blocks) -> Float[np.ndarray, " n"]:
 
 def from_flat(x: Float[Array, " n"] | Float[np.ndarray, " n"], d: int, k: int) -> Blocks:
     """The blocks of a vector."""
-    A, C, P, R = jnp.split(jnp.asarray(x), np.cumsum([d * d, k * d, k * d]))
+    ends = (d * d, d * d + k * d, d * d + 2 * k * d)
+    A, C, P, R = x[: ends[0]], x[ends[0] : ends[1]], x[ends[1] : ends[2]], x[ends[2] :]
     return Blocks(A.reshape(d, d), C.reshape(k, d), P.reshape(k, d), R.reshape(k, k))
 
 
-def tangents(parts: Blocks, task: LinearRegression, *, scale: bool) -> Float[np.ndarray, "n m"]:
+def tangents(parts: Blocks, task: LinearRegression, *, scale: bool, error: float = 0.0) -> Float[np.ndarray, "n m"]:
     r"""An orthonormal basis of the directions in which a continuous symmetry moves the blocks.
 
     Rotations of the covariates that leave all three covariances alone, $\delta A = KA-AK$, $\delta C = -CK$,
     $\delta P = -PK$; rotations of the targets, $\delta C = KC$, $\delta P = KP$, $\delta R = KR-RK$; translations by what
-    no covariate meets, where $\Sigma$ or $\Sigma_q$ is singular; and with `scale` $(U, V)\to(sU, V/s)$.
+    no covariate meets, where $\Sigma$ or $\Sigma_q$ is singular; and with `scale` $(U, V)\to(sU, V/s)$. What moves blocks
+    known to within `error` by no more than that does not count.
     """
     A, C, P, R = (np.asarray(block) for block in parts)
     still = [np.zeros_like(block) for block in (A, C, P, R)]
@@ -47,7 +48,7 @@ def tangents(parts: Blocks, task: LinearRegression, *, scale: bool) -> Float[np.
         moves.append((A, C, -P, -R))
     vectors = np.stack([flat(Blocks(*move)) for move in moves], axis=1) if moves else np.zeros((flat(parts).size, 0))
     left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-    return left[:, sizes > _NEGLIGIBLE * max(1.0, float(np.linalg.norm(flat(parts))))]
+    return left[:, sizes > max(error, _NEGLIGIBLE * max(1.0, float(np.linalg.norm(flat(parts)))))]
 
 
 def _antisymmetric(d: int) -> list[Float[np.ndarray, "d d"]]:

@@ -30,8 +30,8 @@ class AbstractTask(eqx.Module):
 
     $$R_L = E\,\ell\big(T[\hat\mu_L](z_q), y\big), \qquad R_\infty = E\,\ell\big(T[\mu](z_q), y\big):$$
 
-    one definition, applied to the empirical measure of $L$ tokens of $\mu$ or to $\mu$ itself. A subclass says its `dim`,
-    its `targets` and how to `_draw`; the loss is $\tfrac12\|\hat y - y\|^2$ unless `with_loss` gives another.
+    one definition, applied to the empirical measure of $L$ tokens of $\mu$ or to $\mu$ itself. A subclass says its
+    `dim`, its `targets` and how to `_draw`; the loss is $\tfrac12\|\hat y - y\|^2$ unless `with_loss` gives another.
     Paper: Section 4, Equations (2), (3) and (4).
     """
 
@@ -115,7 +115,7 @@ def as_predictor(layer: object, task: AbstractTask) -> AbstractLayer:
         )
     if layer.outputs not in (task.targets, task.dim):
         raise ValueError(
-            f"the layer has {layer.outputs} outputs; the task needs {task.targets}, or {task.dim} of which the last count"
+            f"the layer has {layer.outputs} outputs; it must have {task.targets}, or {task.dim} of which the last count"
         )
     return layer
 

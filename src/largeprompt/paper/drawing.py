@@ -112,8 +112,7 @@ def ladder(data: xr.Dataset) -> Figure:
             right.set_ylabel(r"$R_L(\theta_L(t))$")
         for panel in panels[-1]:
             panel.set_xlabel("time $t$ of the gradient flow")
-        handles, labels = (
-            sum(pair, []) for pair in zip(*(p.get_legend_handles_labels() for p in panels[0]), strict=True)
-        )
+        shown = [panel.get_legend_handles_labels() for panel in panels[0]]
+        handles, labels = ([item for pair in shown for item in pair[i]] for i in (0, 1))
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure

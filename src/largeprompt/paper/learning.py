@@ -59,7 +59,7 @@ Done = Callable[[str], None]
 
 
 def optima(settings: Settings, done: Done = lambda what: None) -> xr.Dataset:
-    """The least risk of linear and of softmax attention, the Bayes risk and the noise floor, by covariance and length."""
+    """The least risk of linear and of softmax attention, and the Bayes risk, by covariance and length."""
     found = {
         name: np.empty((len(settings.covariances), len(settings.lengths))) for name in ("linear", "softmax", "Bayes")
     }

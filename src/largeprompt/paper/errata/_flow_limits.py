@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from largeprompt.attention import LinearAttention
+from largeprompt.attention import AbstractLayer, LinearAttention, merged_form
 from largeprompt.dynamics import alpha_range, flow_limit, gradient_flow
 from largeprompt.icl import LinearRegression, aligned_blocks, blocks, from_blocks, kms, risk, risk_gradient
 from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
@@ -21,9 +21,9 @@ def aligned(A: Float[np.ndarray, "d d"], r: float, task: LinearRegression) -> Li
     return from_blocks(aligned_blocks(jnp.asarray(A), r, task), LinearAttention)
 
 
-def sizes(layer: LinearAttention, task: LinearRegression) -> tuple[float, float]:
+def sizes(layer: AbstractLayer, task: LinearRegression) -> tuple[float, float]:
     """(r, ‖A‖_F)."""
-    parts = blocks(layer, task)
+    parts = blocks(merged_form(layer), task)
     return float(parts.R[0, 0]), float(jnp.linalg.norm(parts.A))
 
 
@@ -75,7 +75,7 @@ def corrected_pl(Sigma: Float[np.ndarray, "d d"], P: Float[np.ndarray, "d d"], a
     return 2 * smallest**3 * alpha**2 * gain / float(np.linalg.norm(square))
 
 
-def pl_ratio(layer: LinearAttention, task: LinearRegression) -> float:
+def pl_ratio(layer: AbstractLayer, task: LinearRegression) -> float:
     """‖∇R_∞‖²/(R_∞ − min R_∞) without noise (the minimum is then 0, Σ singular or not)."""
     return float(risk_gradient(layer, task, math.inf).norm() ** 2 / risk(layer, task, math.inf).value)
 
@@ -122,9 +122,7 @@ def _label_noise() -> Evidence:
     return Evidence(
         """d = 5, Σ = KMS(½), w ~ N(0, I/5), noise variance 0.1; the flow at L = ∞ from ΘΘᵀ = I/√5, α = ½,
         up to t = 2000.""",
-        (
-            Comparison("limit of the risk, with the loss of Section 4", end, "<", 0.1, "label-noise level"),
-        ),
+        (Comparison("limit of the risk, with the loss of Section 4", end, "<", 0.1, "label-noise level"),),
         (
             Comparison("limit of the risk", end, "=", 0.05, "s2/2"),
             Comparison("r at the end of the flow", r, "=", limit_r, "tr(Σ⁻²)^{1/4}, as without noise"),

@@ -31,16 +31,12 @@ def _sub_gaussian_constant() -> Evidence:
         """Σ = I₂, w = (1, 0), no noise; then Σ = KMS(½)/‖KMS(½)‖, d = 5, w = (½, …, ½).""",
         (
             Comparison("λ_max(Γ_w), Σ = I", norm, ">", 1.0, "max(‖Σ‖, ‖w‖²)"),
-            Comparison(
-                "λ_max(Γ_w), scaled KMS", other_norm, ">", max(1.0, float(halves @ halves)), "max(‖Σ‖, ‖w‖²)"
-            ),
+            Comparison("λ_max(Γ_w), scaled KMS", other_norm, ">", max(1.0, float(halves @ halves)), "max(‖Σ‖, ‖w‖²)"),
             Comparison("printed corner ‖w‖²", float(halves @ halves), ">", label, "E y² = ‖w‖²_Σ"),
         ),
         (
             Comparison("λ_max(Γ_w), Σ = I", norm, "=", token_scale(w, isotropic), "‖Σ‖(1 + ‖w‖²)"),
-            Comparison(
-                "λ_max(Γ_w), scaled KMS", other_norm, "<", token_scale(halves, anisotropic), "‖Σ‖(1 + ‖w‖²)"
-            ),
+            Comparison("λ_max(Γ_w), scaled KMS", other_norm, "<", token_scale(halves, anisotropic), "‖Σ‖(1 + ‖w‖²)"),
         ),
     )
 

@@ -1,0 +1,220 @@
+"""Laws of every gradient flow, and of the solver written for them."""
+
+import math
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import catalogue
+import largeprompt as lp
+from largeprompt.dynamics import flow_ladder, gradient_flow, structured_start
+from largeprompt.dynamics._chebyshev import Chebyshev
+from largeprompt.icl import (
+    LinearRegression,
+    RegressionOn,
+    identity,
+    kms,
+    norm,
+    optimal_softmax,
+    risk,
+    risk_gradient,
+)
+
+TASK = LinearRegression.experiment(kms(3))
+HEAD = lp.Head.pytorch_default(jax.random.key(1), 4)
+LAYERS = {
+    "softmax, U and V": HEAD.merged(),
+    "softmax, K Q V O": HEAD,
+    "linear, K Q V O": lp.Head(HEAD.K, HEAD.Q, HEAD.V, HEAD.O, 0.5, "linear"),
+    "linear, K Q V": lp.Head(HEAD.K, HEAD.Q, HEAD.V, kind="linear"),
+    "structured": structured_start(TASK, 0.3),
+}
+TIMES = np.linspace(0, 20, 21)
+
+
+def distance(layer, other) -> float:
+    return float(norm(jax.tree.map(jnp.subtract, layer, other)))
+
+
+@pytest.mark.parametrize("L", [8, math.inf])
+@pytest.mark.parametrize("name", LAYERS)
+def test_risk_falls_and_what_is_conserved_stays(name, L):
+    layer = LAYERS[name]
+    flow = gradient_flow(layer, TASK, L, TIMES, draws=2**9, rtol=1e-8, atol=1e-10, solver="explicit")
+    assert flow.ending == "completed"
+    assert np.all(np.diff(flow.risk) <= 1e-9)
+    assert distance(flow.layer(0), layer) == 0
+    conserved = flow.conserved
+    assert conserved or (isinstance(layer, lp.SoftmaxAttention) and L == 8)
+    for value in conserved.values():
+        assert float(jnp.ptp(value, axis=0).max()) < 1e-6
+
+
+@pytest.mark.parametrize("L", [8, math.inf])
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_the_block_structure_is_preserved(kind, L):
+    start = structured_start(TASK, 0.3, kind=kind)
+    # a nearly structured start is followed by the general field: the blocks that were 0 stay what they were
+    moved = jax.tree.map(lambda leaf: leaf + 1e-13, start)
+    flow = gradient_flow(moved, TASK, L, [10.0], draws=2**9)
+    assert float(jnp.abs(flow.last.U[3, :3]).max()) < 1e-11
+    assert float(jnp.abs(flow.last.V[0, :3]).max()) < 1e-11
+    aligned = gradient_flow(start, TASK, L, [10.0], draws=2**9)
+    tolerance = 1e-6 if kind == "linear" or math.inf == L else 0.05  # the two average over different nodes
+    assert distance(flow.last, aligned.last) < tolerance
+
+
+@pytest.mark.parametrize("solver", ["stabilised", "explicit", "implicit"])
+def test_every_solver_follows_the_flow_that_scipy_follows(solver):
+    layer = LAYERS["linear, K Q V O"]
+    flow = gradient_flow(layer, TASK, 8, [1.0, 30.0], rtol=1e-7, atol=1e-9, solver=solver)
+    flat, unravel = jax.flatten_util.ravel_pytree(layer)
+    field = jax.jit(lambda theta: -jax.flatten_util.ravel_pytree(risk_gradient(unravel(theta), TASK, 8).layer)[0])
+    truth = solve_ivp(
+        lambda t, y: np.asarray(field(y)), (0, 30), np.asarray(flat), "LSODA", [1.0, 30.0], rtol=1e-10, atol=1e-12
+    )
+    for i in (0, 1):
+        assert distance(flow.layer(i), unravel(jnp.asarray(truth.y[:, i]))) < 2e-5
+
+
+def test_the_stabilised_solver_is_of_second_order():
+    """Halving a fixed step divides the error by four."""
+    term = diffrax.ODETerm(lambda t, y, args: jnp.stack([-y[0] * y[1], y[0] ** 2 - 50 * y[1]]))
+    y0 = jnp.array([1.0, 0.5])
+    exact = diffrax.diffeqsolve(
+        term, diffrax.Dopri8(), 0.0, 1.0, 1e-3, y0, stepsize_controller=diffrax.PIDController(1e-12, 1e-12)
+    ).ys
+
+    def error(dt):
+        return float(jnp.linalg.norm(diffrax.diffeqsolve(term, Chebyshev(), 0.0, 1.0, dt, y0).ys - exact))
+
+    steps = np.array([1 / 64, 1 / 128, 1 / 256])
+    slope = np.polyfit(np.log(steps), np.log([error(dt) for dt in steps]), 1)[0]
+    assert 1.8 < slope < 2.3
+
+
+def test_the_stabilised_solver_takes_steps_far_beyond_the_fastest_time_scale():
+    rates = jnp.array([1e4, 10.0, 0.1])
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: -rates * (y - 1)),
+        Chebyshev(),
+        0.0,
+        100.0,
+        1e-4,
+        jnp.zeros(3),
+        stepsize_controller=diffrax.PIDController(1e-5, 1e-7),
+    )
+    np.testing.assert_allclose(solution.ys[0], 1, rtol=1e-4)
+    assert int(solution.stats["num_steps"]) < 1500  # an ordinary explicit method needs 300,000
+
+
+def test_dense_output_agrees_with_the_recorded_times():
+    flow = gradient_flow(LAYERS["linear, K Q V"], TASK, 8, TIMES, rtol=1e-7, atol=1e-9, dense=True)
+    halves = gradient_flow(LAYERS["linear, K Q V"], TASK, 8, TIMES[1:] - 0.5, rtol=1e-7, atol=1e-9)
+    for i in (0, 7, 19):
+        assert distance(flow.at(float(TIMES[i + 1]) - 0.5), halves.layer(i)) < 1e-4
+    with pytest.raises(ValueError, match="t is 21; the flow was followed up to 20"):
+        flow.at(21.0)
+    with pytest.raises(ValueError, match="ask gradient_flow for dense=True"):
+        halves.at(1.0)
+
+
+def test_a_finite_softmax_flow_from_the_structured_start_ends_at_the_best_layer():
+    task = LinearRegression.experiment(identity(3))
+    flow = gradient_flow(structured_start(task, 0.3), task, 20, [300.0], draws=2**13)
+    best = optimal_softmax(task, 20)
+    exact = float(risk(flow.last, task, 20).value)
+    assert 0 <= exact - float(best.risk.value) < 1e-5
+    assert abs(exact - float(flow.risk[-1])) < 5 * float(flow.risk_stderr[-1])
+
+
+def test_the_ladder_of_lengths_comes_down_to_the_infinite_flow():
+    """Lemma E.1: at a fixed time the distance falls with L, like 1/L early on. Theorem 4.3: so does the final risk."""
+    heard = []
+    ladder = flow_ladder(
+        structured_start(TASK, 0.3), TASK, [10, 100, 1000, 10_000], [1.0, 300.0], report=lambda L, flow: heard.append(L)
+    )
+    assert heard == [math.inf, 10, 100, 1000, 10_000]
+    slope = np.polyfit(np.log(ladder.Ls), np.log(ladder.distance[:, 0]), 1)[0]
+    assert -1.1 < slope < -0.9
+    assert np.all(np.diff(ladder.excess) < 0)
+    assert 0 < float(ladder.excess[-1]) < 2e-3
+
+
+def test_any_task_and_layer_can_be_followed():
+    task = RegressionOn(lp.Rademacher([1.0, 1.0]), noise=0.1)
+    layer = lp.MultiHead.pytorch_default(jax.random.key(0), 3, 3, head_dim=2)
+    flow = gradient_flow(layer, task, 6, [0.0, 2.0], jax.random.key(5), draws=256)
+    assert "Monte Carlo over 256 instances" in flow.method
+    assert float(flow.risk[1]) < float(flow.risk[0])
+    assert float(flow.risk_stderr[1]) > 0
+    assert all(float(jnp.ptp(value, axis=0).max()) < 1e-4 for value in flow.conserved.values())
+
+
+def test_a_diverging_flow_says_where():
+    """Huge weights and a loss that rewards them: −½‖ŷ‖² has no floor."""
+    task = TASK.with_loss(lambda prediction, target: -jnp.sum(prediction**2) / 2)
+    flow = gradient_flow(HEAD.merged(), task, 4, np.linspace(1, 100, 100), draws=64)
+    assert flow.ending == "diverged"
+    assert 1 < flow.ended_at < 100
+    assert len(flow.risk) == len(flow.times) < 100
+    assert np.all(np.isfinite(flow.risk))
+    assert float(flow.times[-1]) < flow.ended_at
+
+
+def test_a_flow_out_of_steps_says_so():
+    flow = gradient_flow(HEAD.merged(), TASK, math.inf, [0.1, 1000.0], max_steps=30)
+    assert flow.ending == "out of steps"
+    assert len(flow.times) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"times": [1.0, 1.0]}, r"times\[1\] is 1, not above 1; times must increase"),
+        ({"times": [2.0, 1.0]}, r"times\[1\] is 1, not above 2"),
+        ({"times": [-1.0, 1.0]}, r"times\[0\] is -1; a flow starts at 0"),
+        ({"times": [0.0]}, "times end at 0"),
+        ({"times": [1.0, math.inf]}, r"times\[1\] is inf"),
+        ({"times": []}, "must not be empty"),
+        ({"L": 0}, "L is 0"),
+        ({"L": -3}, "L is -3"),
+        ({"solver": "euler"}, "solver is 'euler'"),
+        ({"rtol": 0.0}, "rtol is 0; it must be at least 1e-14"),
+        ({"draws": 0}, "draws is 0"),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"task": "regression"}, "task is of type str"),
+        ({"layer": lp.SoftmaxAttention(np.eye(3), np.eye(3))}, "the layer reads tokens of dimension 3"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(change, message, as_a_stranger):
+    arguments = {"layer": HEAD, "task": TASK, "L": 8, "times": [1.0]} | change
+    with pytest.raises(ValueError, match=message) as raised:
+        gradient_flow(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Theta": np.eye(3)}, r"‖ΘΘᵀ‖_F = 1.73205; Assumption 5.1 asks for 1"),
+        ({"Theta": np.eye(2)}, "Theta has shape"),
+        ({"alpha": 0.0}, "alpha is 0, a saddle"),
+        ({"alpha": math.nan}, "alpha is nan"),
+        ({"kind": "both"}, "kind is 'both'"),
+    ],
+)
+def test_a_wrong_start_is_refused(change, message, as_a_stranger):
+    with pytest.raises(ValueError, match=message):
+        structured_start(**({"task": TASK, "alpha": 0.3} | change))
+
+
+def test_a_direction_that_the_covariates_never_reach_is_refused():
+    task = LinearRegression(catalogue.covariance(1, 3, rank=2))
+    null = np.linalg.svd(np.asarray(task.Sigma))[0][:, 2:]
+    with pytest.raises(ValueError, match="ΣΘ = 0"):
+        structured_start(task, 0.3, null)

@@ -1,0 +1,109 @@
+"""Gradient flows from Assumption 5.1 land where theory says: Remark 5.3, Appendix F.3, and beyond."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import catalogue
+import largeprompt as lp
+from largeprompt.dynamics import flow_limit, gradient_flow, structured_start
+from largeprompt.icl import LinearRegression, diagonal, identity, kms, norm, optimal_linear, risk
+
+SINGULAR = catalogue.covariance(1, 3, rank=2)
+TASKS = {
+    "isotropic": LinearRegression(identity(3)),
+    "correlated, noisy": LinearRegression(kms(3), noise=0.5),
+    "general tasks": LinearRegression(kms(3, 0.3), noise=0.1, Omega=catalogue.covariance(0, 3) + 0.3 * np.eye(3)),
+    "query shift": LinearRegression(
+        kms(3), Omega=np.eye(3) / 3, query_Sigma=catalogue.covariance(2, 3) + 0.3 * np.eye(3)
+    ),
+    "two targets": LinearRegression(kms(3, 0.2), noise=0.1, targets=2),
+    "singular": LinearRegression(SINGULAR),
+    "singular, noisy": LinearRegression(SINGULAR, noise=0.3),
+}
+THETA = catalogue.matrix(3, 3, 3)
+THETA = THETA / math.sqrt(np.linalg.norm(THETA @ THETA.T))
+
+
+def distance(layer, other) -> float:
+    return float(norm(jax.tree.map(jnp.subtract, layer, other)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("setting", [("softmax", math.inf), ("linear", 20)], ids=["L = inf", "linear, L = 20"])
+def test_the_flow_ends_at_its_known_limit(name, setting):
+    kind, L = setting
+    task = TASKS[name]
+    start = structured_start(task, 0.4, THETA, kind)
+    flow = gradient_flow(start, task, L, [3000.0], rtol=1e-9, atol=1e-11, solver="implicit")
+    assert flow.ending == "completed"
+    assert distance(flow.last, flow_limit(task, start, L)) < 3e-7
+    assert float(flow.gradient_norm[-1]) < 1e-8
+
+
+def test_the_limit_is_that_of_the_remark_whatever_noise_and_tasks():
+    inverse = np.linalg.inv(np.asarray(kms(4)))
+    fourth_root = np.trace(inverse @ inverse) ** 0.25
+    for task in (LinearRegression(kms(4)), LinearRegression(kms(4), 0.7, catalogue.covariance(5, 4) + np.eye(4))):
+        limit = flow_limit(task, structured_start(task, 0.2))
+        np.testing.assert_allclose(limit.U[:4, :4], inverse / fourth_root, rtol=1e-11)
+        np.testing.assert_allclose(limit.V, fourth_root * np.eye(5)[4:], rtol=1e-11)
+        assert float(risk(limit, task, math.inf).value) == pytest.approx(float(task.noise) / 2, abs=1e-12)
+
+
+def test_the_limit_for_singular_covariates_is_that_of_the_appendix():
+    task, alpha = LinearRegression(SINGULAR), 0.4
+    pseudo = np.linalg.pinv(SINGULAR, hermitian=True)
+    projection = SINGULAR @ pseudo
+    start = THETA @ THETA.T
+    unseen = start - projection @ start @ projection
+    size, t = alpha**2 * np.sum(unseen**2), np.trace(pseudo @ pseudo)
+    gamma = math.sqrt((math.sqrt(size**2 + 4 * t) - size) / (2 * t))
+    limit = flow_limit(task, structured_start(task, alpha, THETA))
+    np.testing.assert_allclose(limit.U[:3, :3], gamma * pseudo + alpha * unseen, rtol=1e-9)
+    assert float(limit.V[0, -1]) == pytest.approx(1 / gamma, rel=1e-10)
+
+
+def test_at_finite_length_the_linear_flow_ends_at_the_optimum():
+    for L in (1, 7, 1000):
+        task = TASKS["general tasks"]
+        limit, best = flow_limit(task, structured_start(task, 0.3, kind="linear"), L), optimal_linear(task, L)
+        assert distance(limit, best.attention) < 1e-10
+
+
+def test_ill_conditioned_covariates_take_their_time():
+    task = LinearRegression(diagonal([1.0, 0.1, 0.03]), noise=0.1)
+    start = structured_start(task, 0.3)
+    flow = gradient_flow(start, task, math.inf, [1e3, 1e6], rtol=1e-9, atol=1e-11, solver="implicit")
+    limit = flow_limit(task, start)
+    assert distance(flow.layer(0), limit) > 1
+    assert distance(flow.last, limit) < 1e-6 * float(norm(limit))
+
+
+def test_a_negative_start_mirrors_the_positive_one():
+    task = TASKS["isotropic"]
+    with pytest.warns(UserWarning, match="alpha is -0.3"):
+        start = structured_start(task, -0.3)
+    mirrored = flow_limit(task, structured_start(task, 0.3))
+    limit = flow_limit(task, start)
+    np.testing.assert_allclose(limit.U, -mirrored.U, rtol=1e-12)
+    np.testing.assert_allclose(limit.V, -mirrored.V, rtol=1e-12)
+
+
+def test_a_start_outside_the_range_of_the_theorem_still_converges_and_warns():
+    task = LinearRegression(0.1 * identity(3))
+    with pytest.warns(UserWarning, match=r"0 < alpha < 10\.75 as printed, 3\.398 as corrected"):
+        start = structured_start(task, 30.0)
+    flow = gradient_flow(start, task, math.inf, [500.0], rtol=1e-9, atol=1e-11)
+    assert distance(flow.last, flow_limit(task, start)) < 1e-5
+
+
+def test_a_start_of_another_form_has_no_known_limit():
+    task = TASKS["isotropic"]
+    with pytest.raises(ValueError, match="not a start of Assumption 5.1"):
+        flow_limit(task, lp.LinearAttention(np.ones((4, 4)), np.ones((1, 4))))
+    with pytest.raises(ValueError, match="known at L = inf only"):
+        flow_limit(task, structured_start(task, 0.3), 10)
