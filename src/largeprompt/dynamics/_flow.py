@@ -88,12 +88,12 @@ def gradient_flow(
     function = risk_function(layer, task, L, key, draws=draws)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     solution = _solve(function, layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
-    n, ending, ended_at = _ending(solution, record)
+    parameters, ending, ended_at = _ending(solution, record)
     static = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
-    layers = eqx.combine(jax.tree.map(lambda leaf: leaf[:n], solution.ys), static)
+    layers = eqx.combine(parameters, static)
     risk, risk_error, size, size_error = _record(function, layers)
     return Trajectory(
-        record[:n],
+        record[: jax.tree.leaves(parameters)[0].shape[0]],
         layers,
         risk,
         risk_error,
@@ -132,10 +132,15 @@ def _solve(
         _, gradient = function.value_and_gradient(eqx.combine(parameters, static))
         return jax.tree.map(jnp.negative, eqx.filter(gradient, eqx.is_inexact_array))
 
+    end = times[-1]
+
     def is_far(t, y, args, **_):
         return norm(y) > _FAR
 
-    end = times[-1]
+    def is_settled(t, y, args, **_):
+        # an implicit step's equations are all rounding where nothing moves any more
+        return norm(velocity(t, y, args)) * (end - t) < atol / 10
+
     solvers = {
         "stabilised": Chebyshev(),
         "explicit": diffrax.Tsit5(),
@@ -149,28 +154,31 @@ def _solve(
         dt0=None,
         y0=parameters,
         args=function,
-        saveat=diffrax.SaveAt(ts=times, dense=dense),
+        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
-        event=diffrax.Event(is_far),
+        event=diffrax.Event([is_far, is_settled] if solver == "implicit" else [is_far]),
         max_steps=max_steps,
         throw=False,
     )
 
 
-def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[int, Ending, float]:
-    """How many of the times were reached, how the flow ended, and when."""
-    leaves = [leaf.reshape(len(times), -1) for leaf in jax.tree.leaves(solution.ys)]
-    reached = np.asarray(jnp.isfinite(jnp.concatenate(leaves, axis=1)).all(axis=1))
-    n = len(times) if reached.all() else int(np.argmin(reached))
+def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Any, Ending, float]:
+    """The parameters at the times reached, how the flow ended, and when."""
+    assert solution.ys is not None
+    recorded, last = solution.ys
+    flat = jnp.concatenate([leaf.reshape(len(times), -1) for leaf in jax.tree.leaves(recorded)], axis=1)
+    reached = np.asarray(jnp.isfinite(flat).all(axis=1))
+    if reached.all():
+        return recorded, "completed", float(times[-1])
+    n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped
+    if solution.event_mask is not None and len(solution.event_mask) == 2 and bool(solution.event_mask[1]):
+        return jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", float(times[-1])
     if n == 0:
         raise ValueError(
-            f"the flow diverged before its first recorded time, {float(times[0]):g}; start from smaller weights"
+            f"the flow could not be followed to its first recorded time, {float(times[0]):g}; start earlier"
         )
-    if n == len(times):
-        return n, "completed", float(times[-1])
-    # ts and ys are filled with inf from where the solver stopped: between the last time reached and the next
-    ended = float(times[n])
-    return n, "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged", ended
+    ending: Ending = "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged"
+    return jax.tree.map(lambda leaf: leaf[:n], recorded), ending, float(times[n])
 
 
 @eqx.filter_jit

@@ -45,7 +45,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
     moments = WeightMoments(L)
-    basis, groups = _common_basis(task)
+    basis, groups = common_basis(task)
     A = scale * reading
     if np.any(A):
         A = _best_scale(task, moments, A) * A
@@ -83,7 +83,7 @@ def _limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
     return scale, jnp.exp(log_constant(scale))
 
 
-def _common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | None, list[np.ndarray]]:
+def common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | None, list[np.ndarray]]:
     """A basis in which all three covariances are diagonal, and which of its vectors they cannot tell apart."""
     matrices = [np.asarray(m) for m in (task.Sigma, task.Omega, task.query_Sigma)]
     sizes = [max(np.abs(m).max(), 1e-300) for m in matrices]

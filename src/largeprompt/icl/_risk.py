@@ -137,7 +137,10 @@ def _refined(
     draws = min(_FIRST_DRAWS, max_draws)
     while True:
         value, error, how = attempt(draws)
-        size, spread = (float(x) for x in sizes(value, error))
+        size, spread = sizes(value, error)
+        if checks.is_traced(spread):  # under jit there is no size to judge by
+            return value, error, how
+        size, spread = float(size), float(spread)
         if spread <= rtol * abs(size):
             return value, error, how
         if 2 * draws > max_draws:

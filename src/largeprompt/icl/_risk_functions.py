@@ -132,7 +132,7 @@ class OverInstances(AbstractRisk):
     """Any task and any layer: an average over instances and prompts drawn from fixed keys, streamed."""
 
     task: AbstractTask
-    keys: PRNGKeyArray
+    keys: Array
     L: int | float = eqx.field(static=True)
     query_in_prompt: bool = eqx.field(static=True)
 

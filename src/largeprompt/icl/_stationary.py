@@ -1,13 +1,15 @@
-r"""Where training can end: the stationary points of the risk of one-layer attention in all of (U, V), found and certified.
+r"""Where training can end: the stationary points of the risk of one layer in all of (U, V), found and certified.
 
 Besides its global minimum linear attention has others. With $n^\top\Sigma n = 1$ let
 $$C = Xn^\top,\quad P = Yn^\top,\quad R = 1,\quad A = \Sigma^{-1} - XY\,nn^\top,\quad Y = X(Y^2 - \tau_1 - s^2):$$
-the label scores replace the covariates along n, exactly so at infinite length, and the mean over W of the even part of the
-output vanishes. What is left costs $\rho_2qX^2 + (T-q)/(2LX^2)$ with $q = n^\top\Sigma_qn$, $T = \mathrm{tr}\,\Sigma^{-1}
-\Sigma_q$, least at $X^4 = (T-q)/(2\rho_2qL)$. As $L\to\infty$ the excess vanishes like $L^{-1/2}$ and $\|P\|$ grows like
-$L^{1/4}$. Where $\Sigma_q=\Sigma$, all n cost the same to this order; the next one decides which n are minima.
+along n the labels are scored in place of the covariates, exactly as well at infinite length, and the even part of the
+output has mean 0 over W. What is left costs $\rho_2qX^2 + (T-q)/(2LX^2)$ with $q = n^\top\Sigma_qn$ and
+$T = \mathrm{tr}\,\Sigma^{-1}\Sigma_q$, least at $X^4 = (T-q)/(2\rho_2qL)$. As $L\to\infty$ the excess vanishes like
+$L^{-1/2}$ while P grows like $L^{1/4}$. Where $\Sigma_q=\Sigma$ all n cost the same to this order: the next one decides
+which of them are minima and which are saddles.
 """
 
+import functools
 import math
 import warnings
 from typing import Literal, NamedTuple
@@ -25,7 +27,7 @@ from largeprompt.attention import LinearAttention, SoftmaxAttention
 from ._closed_forms import Blocks, blocks, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._optima import as_regression, from_blocks, optimal_linear
-from ._optimal_softmax import _common_basis, optimal_softmax
+from ._optimal_softmax import common_basis, optimal_softmax
 from ._regression import LinearRegression
 from ._risk import risk, risk_function
 from ._risk_functions import ClosedForm, OverNodes
@@ -36,6 +38,7 @@ Kind = Literal["global minimum", "local minimum", "saddle", "undecided"]
 Vector = Float[np.ndarray, " n"]
 _ROUNDING = 1e-12  # of the largest curvature: what is zero in float64
 _STATIONARY = 1e-10  # a gradient's norm at a point that is reported
+_NEARLY_STATIONARY = 1e-9  # where Newton's method takes over
 _SIGMAS = 5
 _LEAPS, _NEWTON_STEPS = 4, 30
 
@@ -43,9 +46,10 @@ _LEAPS, _NEWTON_STEPS = 4, 30
 class StationaryPoint(eqx.Module):
     """A layer at which the gradient of the risk vanishes, and what its Hessian in the blocks (A, C, P, R) says of it.
 
-    `zero_modes` counts the eigenvalues that are 0 to within rounding, or for softmax attention to within 5 standard errors
-    of the nodes; `symmetries` is how many of them the continuous symmetries account for. A minimum has only positive
-    curvature besides; a point with curvature that cannot be told from 0 is undecided. `excess` is over the optimum.
+    `zero_modes` counts the eigenvalues that are 0 to within rounding, or for softmax attention to within 5 standard
+    errors of the nodes; `symmetries` is how many of them the continuous symmetries account for. A minimum has only
+    positive curvature across these; where some cannot be told from 0 the point is undecided. `excess` is what the risk
+    is above that of `optimal_linear` or `optimal_softmax`.
     """
 
     attention: LinearAttention | SoftmaxAttention
@@ -69,11 +73,11 @@ def stationary_points(
 ) -> list[StationaryPoint]:
     r"""Stationary points of $R_L$ over all (U, V), the lowest risk first, one for each family of symmetric copies.
 
-    The search goes downhill from the optimum, from the spurious points that theory predicts (one target), and from random
-    layers as PyTorch draws them, `starts` of them; from a saddle it goes on along the most negative curvature. It may miss
-    points. Linear attention has an exact risk, gradient and Hessian. Those of softmax attention are averages over `draws`
-    fixed nodes: the point reported is stationary for these, and its risk is that over others. At `L = inf` the spurious
-    points have run to infinity, as they do for d = 1 at every length: only the global minimum is left.
+    The search goes downhill from the optimum, from the spurious points that theory predicts (one target), and from
+    `starts` random layers as PyTorch draws them; from a saddle it goes on along the most negative curvature. It may
+    miss points. Risk, gradient and Hessian of linear attention are exact. Those of softmax attention are averages over
+    `draws` fixed nodes: the point is stationary for these, and its risk is that over others. At `L = inf` the spurious
+    points have run to infinity, and for d = 1 there are none: only the global minimum is left.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     if kind not in ("linear", "softmax"):
@@ -121,7 +125,7 @@ def _spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vecto
     if math.inf == L or task.targets > 1 or d == 1 or values[0] <= _ROUNDING * values[-1] or not np.any(Omega):
         return []
     inverse = np.linalg.inv(Sigma)
-    basis, groups = _common_basis(task)
+    basis, groups = common_basis(task)
     axes = np.linalg.eigh(Sigma)[1].T if basis is None else basis.T[[group[0] for group in groups]]
     total, label = float(np.sum(inverse * Sq)), float(task.tau1 + task.noise)
     found = []
@@ -138,13 +142,9 @@ def _spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vecto
             still = [np.zeros((d, d)), np.zeros(d), np.zeros(d), np.zeros(1)]
             kept = [[np.outer(e, e), *still[1:]] for e in basis.T]
             kept += [[still[0], c * axis, p * axis, np.full(1, r)] for c, p, r in np.eye(3)]
-            subspace = np.stack([_concatenated(move) for move in kept], axis=1)
-        found.append((_concatenated(start), subspace))
+            subspace = np.stack([flat(move) for move in kept], axis=1)
+        found.append((flat(start), subspace))
     return found
-
-
-def _concatenated(arrays: list[np.ndarray]) -> Vector:
-    return np.concatenate([array.ravel() for array in arrays])
 
 
 def _random_blocks(key: PRNGKeyArray, task: LinearRegression) -> Blocks:
@@ -158,7 +158,7 @@ class _Candidate(NamedTuple):
     point: StationaryPoint
     x: Vector
     slack: float  # how far the errors of the nodes may have moved the risk
-    downhill: Vector  # 0 unless it is a saddle
+    downhill: Vector  # a short way along the most negative curvature
 
 
 class _Search(NamedTuple):
@@ -171,15 +171,14 @@ class _Search(NamedTuple):
     L: int | float
 
     def below(self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> list[_Candidate]:
-        """What lies downhill of `x`, first within a subspace that the exact gradient never leaves, then beyond saddles."""
+        """What lies downhill of `x`, first within a subspace that the gradient does not leave, then beyond saddles."""
         found: list[_Candidate] = []
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # a layer may run away to where its risk overflows
             for _ in range(_LEAPS):
                 for function in _controlled(self.function, x):
                     end = x if subspace is None else _downhill(function, x, subspace)
-                    end = _settled(function, _downhill(function, end))
-                    gradient_norm = float(np.linalg.norm(_value_and_gradient(function, end)[1]))
+                    end, gradient_norm = _settled(function, _downhill(function, end))
                     if gradient_norm <= _STATIONARY:
                         found.append(self._examined(function, end, gradient_norm))
                         break
@@ -191,14 +190,14 @@ class _Search(NamedTuple):
         return found
 
     def _examined(self, function: ClosedForm | OverNodes, x: Vector, gradient_norm: float) -> _Candidate:
-        task, hessian = function.task, np.asarray(_hessian(function, x))
+        task, (_, _, hessian) = function.task, _derivatives(function, x)
         parts = from_flat(x, task.d, task.targets)
         eigenvalues, modes = np.linalg.eigh(hessian)
         slopes, errors = _errors(function, x, modes)
         rounding = _ROUNDING * float(np.abs(eigenvalues).max())
         tolerance = np.maximum(_SIGMAS * errors, rounding)
         zero = np.abs(eigenvalues) <= tolerance
-        # a random slope moves a point by slope/curvature, and its risk by half the square of the slope over the curvature
+        # a slope that is an error moves the point by slope/curvature and the risk by slope²/(2 curvature)
         moved = float(np.linalg.norm(slopes[~zero] / eigenvalues[~zero]))
         raised = float(np.sum(slopes[~zero] ** 2 / np.abs(eigenvalues[~zero])) / 2)
 
@@ -231,9 +230,9 @@ class _Search(NamedTuple):
 
     def _risk(self, parts: Blocks) -> Estimate:
         if isinstance(self.check, ClosedForm):
-            return exactly(_value_and_gradient(self.check, flat(parts))[0], self.check.method)
+            return exactly(_derivatives(self.check, flat(parts))[0], self.check.method)
         if max(float(np.abs(parts.C).max()), float(np.abs(parts.P).max())) < _ROUNDING:
-            aligned = parts._replace(C=np.zeros_like(parts.C), P=np.zeros_like(parts.P))
+            aligned = parts._replace(C=jnp.zeros_like(parts.C), P=jnp.zeros_like(parts.P))
             return risk(from_blocks(aligned, SoftmaxAttention), self.check.task, self.L)
         check = _controlled(self.check, flat(parts))[0]
         replicates = _replicates(check, flat(parts))
@@ -257,32 +256,39 @@ def _downhill(function: ClosedForm | OverNodes, x: Vector, subspace: Float[np.nd
     """A minimum below `x`, or where the search gave up; within `x` plus the subspace."""
     B = np.eye(len(x)) if subspace is None else subspace
 
-    def value_and_gradient(z: Vector) -> tuple[float, Vector]:
-        value, gradient = _value_and_gradient(function, x + B @ z)
+    @functools.lru_cache(maxsize=2)  # value and Hessian are asked for apart
+    def derivatives(z: bytes) -> tuple[float, Vector, Float[np.ndarray, "m m"]]:
+        value, gradient, hessian = _derivatives(function, x + B @ np.frombuffer(z))
         # a risk below 0 is one that the control variate has carried away from the nodes
-        return (float(value), B.T @ np.asarray(gradient)) if float(value) >= 0 else (math.inf, np.zeros(B.shape[1]))
+        return (value if value >= 0 else math.inf), B.T @ gradient, B.T @ hessian @ B
 
-    def hessian(z: Vector) -> Float[np.ndarray, "m m"]:
-        return B.T @ np.asarray(_hessian(function, x + B @ z)) @ B
-
-    # small trusted steps with the exact curvature follow the narrow valleys of long prompts, and stay in the first basin
-    options = {"gtol": 1e-9 if isinstance(function, ClosedForm) else 1e-7, "maxiter": 300, "initial_trust_radius": 0.1}
-    start = np.zeros(B.shape[1])
-    found = minimize(value_and_gradient, start, jac=True, hess=hessian, method="trust-exact", options=options)
+    found = minimize(
+        lambda z: derivatives(z.tobytes())[:2],
+        np.zeros(B.shape[1]),
+        jac=True,
+        hess=lambda z: derivatives(z.tobytes())[2],
+        # small trusted steps with the exact curvature follow the narrow valleys of long prompts and stay in their basin
+        method="trust-exact",
+        options={"gtol": _NEARLY_STATIONARY, "maxiter": 300, "initial_trust_radius": 0.1},
+    )
     return x + B @ found.x
 
 
-def _settled(function: ClosedForm | OverNodes, x: Vector) -> Vector:
-    """The stationary point next to `x`, by Newton steps that leave flat directions alone; its scale balanced if free."""
-    size = np.linalg.norm(_value_and_gradient(function, x)[1])
+def _settled(function: ClosedForm | OverNodes, x: Vector) -> tuple[Vector, float]:
+    """The stationary point next to `x` by Newton steps that leave flat directions alone, and the gradient's norm."""
+    _, gradient, hessian = _derivatives(function, x)
     for _ in range(_NEWTON_STEPS):
-        inverse = np.linalg.pinv(np.asarray(_hessian(function, x)), rcond=_ROUNDING, hermitian=True)
-        step = inverse @ np.asarray(_value_and_gradient(function, x)[1])
-        after = np.linalg.norm(_value_and_gradient(function, x - step)[1])
-        if not after < size:
+        if not np.isfinite(hessian).all():
             break
-        x, size = x - step, after
-    return _balanced(x, function.task) if isinstance(function, ClosedForm) else x
+        new = x - np.linalg.pinv(hessian, rcond=_ROUNDING, hermitian=True) @ gradient
+        _, smaller, hessian = _derivatives(function, new)
+        if not np.linalg.norm(smaller) < np.linalg.norm(gradient):
+            break
+        x, gradient = new, smaller
+    if isinstance(function, ClosedForm):
+        x = _balanced(x, function.task)
+        _, gradient, _ = _derivatives(function, x)
+    return x, float(np.linalg.norm(gradient))
 
 
 def _balanced(x: Vector, task: LinearRegression) -> Vector:
@@ -301,17 +307,21 @@ def _best_scaled(function: ClosedForm | OverNodes, x: Vector) -> Vector:
         return x
     split = function.task.d**2 + function.task.d * function.task.targets
     layers = [np.concatenate([s * x[:split], x[split:] / s]) for s in np.geomspace(0.05, 3, 30)]
-    without = eqx.tree_at(lambda f: f.theta, function, jnp.zeros(()))
-    return min(layers, key=lambda x: float(_value_and_gradient(without, x)[0]))
+    without = _with_control(function, 0)
+    return min(layers, key=lambda x: float(_replicates(without, x).mean()))
 
 
 def _controlled(function: ClosedForm | OverNodes, x: Vector) -> list[ClosedForm] | list[OverNodes]:
     """The ways to take the average, the one of smaller error at `x` first; without a control it is bounded below."""
     if isinstance(function, ClosedForm):
         return [function]
-    ways = [eqx.tree_at(lambda f: f.theta, function, jnp.asarray(theta)) for theta in (1.0, 0.0)]
+    ways = [_with_control(function, theta) for theta in (1, 0)]
     spreads = [float(_replicates(way, x).std()) for way in ways]
     return ways if spreads[0] <= spreads[1] else ways[1:]
+
+
+def _with_control(function: OverNodes, theta: int) -> OverNodes:
+    return eqx.tree_at(lambda f: f.theta, function, theta * jnp.ones(()))
 
 
 def _errors(function: ClosedForm | OverNodes, x: Vector, directions: Float[np.ndarray, "n m"]) -> tuple[Vector, Vector]:
@@ -323,7 +333,8 @@ def _errors(function: ClosedForm | OverNodes, x: Vector, directions: Float[np.nd
     return np.asarray(slopes.std(axis=1, ddof=1)) / of_mean, np.asarray(curvatures.std(axis=1, ddof=1)) / of_mean
 
 
-def _values(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Array, "*r"]:
+@eqx.filter_jit
+def _replicates(function: ClosedForm | OverNodes, x) -> Float[Array, "*r"]:
     task = function.task
     parts = from_flat(x, task.d, task.targets)
     if isinstance(function, ClosedForm):
@@ -331,31 +342,20 @@ def _values(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Ar
     return softmax_risk(parts, task, function.moments, function.nodes, function.theta)
 
 
-def _value(function: ClosedForm | OverNodes, x: Float[Array, " n"]) -> Float[Array, ""]:
-    return _values(function, x).mean()
-
-
-_replicates = eqx.filter_jit(_values)
-
-
-@eqx.filter_jit
-def _up_to_first_order(function: ClosedForm | OverNodes, x):
-    return jax.value_and_grad(_value, argnums=1)(function, x)
+def _derivatives(function: ClosedForm | OverNodes, x: Vector) -> tuple[float, Vector, Float[np.ndarray, "n n"]]:
+    """The value, the gradient and the Hessian."""
+    value, gradient, hessian = _compiled_derivatives(function, x)
+    return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
 @eqx.filter_jit
-def _up_to_second_order(function: ClosedForm | OverNodes, x):
-    return *jax.value_and_grad(_value, argnums=1)(function, x), jax.hessian(_value, argnums=1)(function, x)
+def _compiled_derivatives(function: ClosedForm | OverNodes, x):
+    def gradient_first(x):
+        value, gradient = jax.value_and_grad(lambda x: _replicates(function, x).mean())(x)
+        return gradient, (value, gradient)
 
-
-def _value_and_gradient(function: ClosedForm | OverNodes, x: Vector) -> tuple[Array, Array]:
-    if isinstance(function, ClosedForm):  # its Hessian costs nothing, compiling twice does
-        return _up_to_second_order(function, x)[:2]
-    return _up_to_first_order(function, x)
-
-
-def _hessian(function: ClosedForm | OverNodes, x: Vector) -> Array:
-    return _up_to_second_order(function, x)[2]
+    hessian, (value, gradient) = jax.jacfwd(gradient_first, has_aux=True)(x)
+    return value, gradient, hessian
 
 
 @eqx.filter_jit
@@ -364,7 +364,7 @@ def _directional_derivatives(function: OverNodes, x, directions):
 
     def along(direction):
         def slope(t):
-            return jax.jvp(lambda t: _values(function, x + t * direction), (t,), (jnp.ones_like(t),))[1]
+            return jax.jvp(lambda t: _replicates(function, x + t * direction), (t,), (jnp.ones_like(t),))[1]
 
         return jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
 

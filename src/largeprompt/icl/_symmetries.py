@@ -4,6 +4,8 @@ Every one of them is a zero mode of the Hessian at a stationary point: a minimum
 """
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -14,25 +16,25 @@ from ._regression import LinearRegression
 _NEGLIGIBLE = 1e-10  # of the largest singular value: what eigenvectors in float64 leave of an exact 0
 
 
-def flat(parts: Blocks) -> Float[np.ndarray, " n"]:
+def flat(parts: Iterable[Any]) -> Float[np.ndarray, " n"]:
     """The blocks as one vector."""
     return np.concatenate([np.ravel(block) for block in parts])
 
 
 def from_flat(x: Float[Array, " n"] | Float[np.ndarray, " n"], d: int, k: int) -> Blocks:
     """The blocks of a vector."""
-    ends = (d * d, d * d + k * d, d * d + 2 * k * d)
-    A, C, P, R = x[: ends[0]], x[ends[0] : ends[1]], x[ends[1] : ends[2]], x[ends[2] :]
-    return Blocks(A.reshape(d, d), C.reshape(k, d), P.reshape(k, d), R.reshape(k, k))
+    a, c, p = d * d, d * d + k * d, d * d + 2 * k * d
+    parts: Any = x[:a].reshape(d, d), x[a:c].reshape(k, d), x[c:p].reshape(k, d), x[p:].reshape(k, k)
+    return Blocks(*parts)
 
 
 def tangents(parts: Blocks, task: LinearRegression, *, scale: bool, error: float = 0.0) -> Float[np.ndarray, "n m"]:
     r"""An orthonormal basis of the directions in which a continuous symmetry moves the blocks.
 
     Rotations of the covariates that leave all three covariances alone, $\delta A = KA-AK$, $\delta C = -CK$,
-    $\delta P = -PK$; rotations of the targets, $\delta C = KC$, $\delta P = KP$, $\delta R = KR-RK$; translations by what
-    no covariate meets, where $\Sigma$ or $\Sigma_q$ is singular; and with `scale` $(U, V)\to(sU, V/s)$. What moves blocks
-    known to within `error` by no more than that does not count.
+    $\delta P = -PK$; rotations of the targets, $\delta C = KC$, $\delta P = KP$, $\delta R = KR-RK$; translations by
+    what no covariate meets, where $\Sigma$ or $\Sigma_q$ is singular; and with `scale` $(U, V)\to(sU, V/s)$. What moves
+    blocks known to within `error` by no more than that does not count.
     """
     A, C, P, R = (np.asarray(block) for block in parts)
     still = [np.zeros_like(block) for block in (A, C, P, R)]
@@ -46,7 +48,7 @@ def tangents(parts: Blocks, task: LinearRegression, *, scale: bool, error: float
     moves += [(*still[:2], np.outer(e, u), still[3]) for u in unseen for e in np.eye(k)]
     if scale:
         moves.append((A, C, -P, -R))
-    vectors = np.stack([flat(Blocks(*move)) for move in moves], axis=1) if moves else np.zeros((flat(parts).size, 0))
+    vectors = np.stack([flat(move) for move in moves], axis=1) if moves else np.zeros((flat(parts).size, 0))
     left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
     return left[:, sizes > max(error, _NEGLIGIBLE * max(1.0, float(np.linalg.norm(flat(parts)))))]
 
