@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-FILES = {"convergence.svg", "convergence.pdf", "convergence.png", "convergence.csv", "convergence.nc"}
+FILES = {
+    f"{stem}.{suffix}" for stem in ("convergence", "optima", "flows") for suffix in ("svg", "pdf", "png", "csv", "nc")
+}
 
 
 def largeprompt(*arguments, **options):
@@ -28,7 +30,8 @@ def test_reproduce_writes_its_files_and_prints_its_numbers(tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     assert {path.name for path in out.iterdir()} == FILES
-    rows = json.loads(run.stdout)["deviations"]
+    numbers = json.loads(run.stdout)
+    rows = numbers["deviations"]
     assert len(rows) == 3 * 3 * 3
     assert all(np.isfinite(row["mean_square"]) and row["stderr"] > 0 for row in rows)
     data = xr.load_dataset(out / "convergence.nc", engine="scipy")
@@ -38,6 +41,12 @@ def test_reproduce_writes_its_files_and_prints_its_numbers(tmp_path):
     z = (signs.mean_square - signs.predicted) / signs.stderr
     assert float(np.abs(z).max()) < 5
     assert "mean_square" in (out / "convergence.csv").read_text().splitlines()[0]
+    for row in numbers["optima"]["rows"]:
+        assert row["floor"] < row["Bayes"] < row["linear"] < row["softmax"]
+    flows = xr.load_dataset(out / "flows.nc", engine="scipy")
+    assert np.all(flows.distance.isel(t=0).diff("L") < 0)
+    assert np.all(flows.risk.isel(t=-1) > flows.infinite.isel(t=-1))
+    assert len(numbers["flows"]["rows"]) == flows.distance.size
 
 
 @pytest.mark.parametrize(
@@ -54,6 +63,38 @@ def test_what_a_user_did_wrong_is_one_line(arguments, message):
     assert run.returncode == 2
     assert message in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("optima", "--sigma", "toeplitz"), "the covariance is 'toeplitz'; for d = 5 it must be identity, kms:RHO"),
+        (("optima", "--sigma", "kms:2"), "rho is 2; it must lie between -1 and 1"),
+        (("optima", "--sigma", "kms:x"), "has 'x' after its colon"),
+        (("optima", "--sigma", "diagonal:1,2"), "for d = 5"),
+        (("optima", "--d", "0"), "d is 0"),
+        (("optima", "--noise", "-1"), "noise is -1; it must be at least 0"),
+        (("optima", "--L", "0"), "L is 0"),
+        (("optima", "--L", "10,5"), "lengths is (10, 5); it must be prompt lengths in increasing order"),
+        (("optima", "--L", "ten"), "--L is 'ten'; it must be whole numbers separated by commas"),
+        (("flows", "--time", "-1"), "time is -1.0; it must be positive and finite"),
+        (("flows", "--alpha", "0"), "alpha is 0, a saddle"),
+        (("flows", "--L", "inf"), "--L is 'inf'"),
+        (("flows", "--out", "/dev/null/here"), "/dev/null"),
+    ],
+)
+def test_wrong_tasks_and_lengths_are_one_line(arguments, message, monkeypatch, capsys, tmp_path):
+    from largeprompt import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert message in printed.err.replace("\n", " ")
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
 
 
 def test_an_unknown_option_is_refused_without_a_traceback():
