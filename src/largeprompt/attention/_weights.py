@@ -42,35 +42,30 @@ class WeightMoments(eqx.Module):
 
     def Q(self, nu: Numbers) -> Array:
         r"""$E\sum_l a_l^2$, which rises from 1/L at ν = 0 to 1; $E m_1 = \beta(1-Q)$."""
-        return self._shares(nu)[1]
+        return self.shares(nu)[0]
 
     def W(self, nu: Numbers) -> Array:
         r"""$E[\sum_l a_l^3 - (\sum_l a_l^2)^2]$, the mean variance of a weight under the weights; 0 at both ends."""
-        _, Q, _, rest = self._shares(nu)
-        return (rest - Q) / 6
+        Q, _, _, lost = self.shares(nu)
+        return (lost - Q) / 6
 
     def K2(self, nu: Numbers) -> Array:
         r"""$(E m_1^2-Q)/\nu$, which falls from 1-1/L at ν = 0 to 0."""
-        return self._shares(nu)[2]
+        return self.shares(nu)[2]
 
     def Dv(self, nu: Numbers) -> Array:
         r"""$E(m_1-\beta)^2$, the squared error of the mean of a prompt along the query."""
-        nu, Q, _, rest = self._shares(nu)
-        return Q + nu * (2 * Q - rest)
-
-    def losses(self, nu: Numbers) -> tuple[Array, Array]:
-        """Q and 1 − K₂, what a finite prompt takes from the mean and from the mean square, at the price of one."""
-        _, Q, _, rest = self._shares(nu)
-        return Q, rest
+        Q, _, _, lost = self.shares(nu)
+        return Q + jnp.maximum(_real(nu), 0) * (2 * Q - lost)
 
     def both(self, nu: Numbers) -> tuple[Array, Array]:
         """Q and K₂ at the price of one."""
-        _, Q, K2, _ = self._shares(nu)
+        Q, _, K2, _ = self.shares(nu)
         return Q, K2
 
     @jax.jit
-    def _shares(self, nu: Numbers) -> tuple[Array, Array, Array, Array]:
-        """ν as an array, Q, K₂ and 1-K₂."""
+    def shares(self, nu: Numbers) -> tuple[Array, Array, Array, Array]:
+        """Q, 1 − Q, K₂ and 1 − K₂, each relatively accurate, whichever is small."""
         nu = _real(nu)
         # a ν below 0 is rounding: it counts as 0, but its derivative is not cut off
         nu = nu + jax.lax.stop_gradient(jnp.maximum(nu, 0) - nu)
@@ -78,7 +73,7 @@ class WeightMoments(eqx.Module):
         p, q = self._exponents(y)
         held, spread = jnp.exp(-p), -y * jnp.expm1(-p)
         lost, kept = jnp.exp(-q), -(y**2) * jnp.expm1(-q)
-        return nu, _share(held, spread), _share(kept, lost), _share(lost, kept)
+        return _share(held, spread), _share(spread, held), _share(kept, lost), _share(lost, kept)
 
     def _exponents(self, y: Array) -> list[Array]:
         table = jax.lax.stop_gradient(self.table).astype(y.dtype)

@@ -9,11 +9,11 @@ $$2R_L = \|R\|_F^2\,E\{(\tau_1+s^2)Q + K_2\,h^\top\Omega h\} - 2\,\mathrm{tr}R\,
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from largeprompt import _checks as checks
 from largeprompt.attention import WeightMoments
 
 from ._chi_squared import quadratic_form_averages
@@ -33,27 +33,31 @@ def aligned_coefficients(A: Float[Array, "d d"], task: LinearRegression, moments
     """By one-dimensional quadrature; None where the form ν is too anisotropic for its series."""
     scores, Sigma, Omega, query = (np.asarray(m, float) for m in (A, task.Sigma, task.Omega, task.query_Sigma))
     S = np.asarray(root(task.query_Sigma), float)
-    h = Sigma @ scores @ S
-    form = S @ scores.T @ h
+    with np.errstate(over="ignore", invalid="ignore"):
+        h = Sigma @ scores @ S
+        form = S @ scores.T @ h
+    checks.result("the risk", jnp.asarray(form))
     weights, vectors = np.linalg.eigh((form + form.T) / 2)
     h, x = h @ vectors, S @ vectors
 
-    averages = quadratic_form_averages(weights, lambda nu: np.stack(_both(moments, jnp.asarray(nu))))
+    averages = quadratic_form_averages(weights, lambda nu: np.stack(_shares(moments, nu)))
     if averages is None:
         return None
     mean, squares = averages
     hOh, hOx = np.sum(h * (Omega @ h), axis=0), np.sum(h * (Omega @ x), axis=0)
     total, noise = float(np.sum(Sigma * Omega)) + float(task.noise), float(task.noise)
     return Coefficients(
-        (total * mean[0] + hOh.sum() - hOh @ squares[1]) / 2,
-        hOx.sum() - hOx @ squares[0],
+        (total * mean[0] + hOh @ squares[2]) / 2,
+        hOx @ squares[1],
         task.targets * (float(np.sum(query * Omega)) + noise) / 2,
     )
 
 
-@jax.jit
-def _both(moments: WeightMoments, nu: Float[Array, " m"]) -> tuple[Array, Array]:
-    return moments.losses(nu)
+def _shares(moments: WeightMoments, nu: Float[np.ndarray, " m"]) -> list[Float[np.ndarray, " m"]]:
+    # in a few lengths only: each is compiled once
+    padded = np.zeros(-(-len(nu) // 960) * 960)
+    padded[: len(nu)] = nu
+    return [np.asarray(share)[: len(nu)] for share in moments.shares(padded)]
 
 
 def aligned_risk(parts: Blocks, task: LinearRegression, moments: WeightMoments) -> Float[Array, ""] | None:
@@ -61,4 +65,5 @@ def aligned_risk(parts: Blocks, task: LinearRegression, moments: WeightMoments) 
     found = aligned_coefficients(parts.A, task, moments)
     if found is None:
         return None
-    return jnp.sum(parts.R**2) * found.quadratic - jnp.trace(parts.R) * found.linear + found.constant
+    with np.errstate(over="ignore", invalid="ignore"):
+        return jnp.sum(parts.R**2) * found.quadratic - jnp.trace(parts.R) * found.linear + found.constant

@@ -84,8 +84,8 @@ class LinearRegression(AbstractTask):
     def subgaussian(self, W: Numbers) -> Float[Array, ""]:
         r"""The sub-Gaussian constant of the tokens given W, $\lambda_{\max}(\Gamma_W)^{1/2}$.
 
-        Its square is at most $\|\Sigma\|(1+\|W\|^2) + s^2$, so that all its moments over tasks are finite: Assumption 4.2.
-        Paper: Lemma F.1, where the printed bound is too small (errata, E1).
+        Its square is at most $\|\Sigma\|(1+\|W\|^2) + s^2$, so that all its moments over tasks are finite
+        (Assumption 4.2). Paper: Lemma F.1, where the printed bound is too small (errata, E1).
         """
         W = checks.matrix("W", W, self.targets, self.d)
         return jnp.sqrt(jnp.linalg.eigvalsh(self.token_covariance(W))[-1])

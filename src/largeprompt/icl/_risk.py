@@ -47,7 +47,11 @@ def risk(
         if isinstance(function, OverNodes) and function.aligned:
             exact = aligned_risk(function.parts(layer), function.task, function.moments)
             if exact is not None:
-                return exact, jnp.zeros_like(exact), "exact over prompts, one-dimensional quadrature over x"
+                return (
+                    checks.result("the risk", exact),
+                    jnp.zeros_like(exact),
+                    "exact over prompts, one-dimensional quadrature over x",
+                )
         value, error = _value_and_error(function, layer)
         return checks.result("the risk", value), error, function.method
 

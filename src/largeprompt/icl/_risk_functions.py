@@ -142,7 +142,7 @@ class OverInstances(AbstractRisk):
 
     def _loss(self, layer: AbstractLayer, key: PRNGKeyArray) -> Float[Array, ""]:
         of_instance, of_prompt = jax.random.split(key)
-        instance = self.task._draw(of_instance)
+        instance = self.task.draw(of_instance)
         # a finite prompt is an Empirical measure, an infinite one the law itself: the one definition of the risk
         prompt = instance.prompt(of_prompt, self.L)
         mu = with_query(prompt.measure, prompt.query, self.L) if self.query_in_prompt else prompt.measure

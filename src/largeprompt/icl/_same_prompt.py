@@ -92,7 +92,7 @@ def _given(
 
     (u, Gu), (v, Gv) = through(soft), through(lin)
     nu, q = dot(u, Gu), dot(v, Gu)
-    (Q, rest), (slope, _) = jax.jvp(moments.losses, (nu,), (jnp.ones_like(nu),))
+    (Q, _, _, rest), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
     b, c, p, b_linear = read(soft, Gu), read(soft, Gv), read(lin, Gu), read(lin, Gv)
     # squares and product together: what is left at L = inf, then what is of order 1/L, so that a small gap is not a
     # difference of large numbers

@@ -67,5 +67,6 @@ def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -
 
 
 def _integrand(moments: WeightMoments, theta, nu, a, square, cross) -> Float[Array, " n"]:
-    Q, rest = moments.losses(nu)
-    return (a * Q + square * ((1 - theta) - rest) - 2 * cross * ((1 - theta) - Q)) / 2
+    Q, unheld, K2, lost = moments.shares(nu)
+    # (1−θ) − lost and (1−θ) − Q, without cancellation at either θ
+    return (a * Q + square * ((1 - theta) * K2 - theta * lost) - 2 * cross * ((1 - theta) * unheld - theta * Q)) / 2

@@ -79,9 +79,15 @@ class WithLoss(AbstractTask):
             raise ValueError(f"loss is {loss!r}; it must be a function (prediction, target) -> number")
         self.task, self.loss = as_task(task), loss
         vectors = (jax.ShapeDtypeStruct((task.targets,), float),) * 2
-        shape = jax.eval_shape(loss, *vectors).shape
+        try:
+            returned = jax.eval_shape(loss, *vectors)
+        except Exception as error:
+            first = str(error).splitlines()[0]
+            raise ValueError(f"loss(prediction, target) cannot be traced by JAX: {first}") from None
+        shape = getattr(returned, "shape", None)
         if shape != ():
-            raise ValueError(f"loss(prediction, target) has shape {shape}; it must be one number")
+            what = f"is a {type(returned).__name__}" if shape is None else f"has shape {shape}"
+            raise ValueError(f"loss(prediction, target) {what}; it must be one number")
 
     @property
     def dim(self) -> int:
