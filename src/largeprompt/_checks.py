@@ -129,7 +129,10 @@ def key(k: Any) -> Any:
 
 def key_or_default(k: Any) -> Any:
     """`k` itself, or without one `jax.random.key(0)`, so that the same call gives the same number."""
-    return jax.random.key(0) if k is None else key(k)
+    if k is not None:
+        return key(k)
+    with _evaluated():
+        return jax.random.key(0)
 
 
 def prompt_length(L: Any) -> int | float:

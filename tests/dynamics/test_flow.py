@@ -91,7 +91,8 @@ def test_the_stabilised_solver_is_of_second_order():
     ).ys
 
     def error(dt):
-        return float(jnp.linalg.norm(diffrax.diffeqsolve(term, Chebyshev(), 0.0, 1.0, dt, y0).ys - exact))
+        reached = jnp.asarray(diffrax.diffeqsolve(term, Chebyshev(), 0.0, 1.0, dt, y0).ys)
+        return float(jnp.linalg.norm(reached - exact))
 
     steps = np.array([1 / 64, 1 / 128, 1 / 256])
     slope = np.polyfit(np.log(steps), np.log([error(dt) for dt in steps]), 1)[0]
@@ -109,7 +110,7 @@ def test_the_stabilised_solver_takes_steps_far_beyond_the_fastest_time_scale():
         jnp.zeros(3),
         stepsize_controller=diffrax.PIDController(1e-5, 1e-7),
     )
-    np.testing.assert_allclose(solution.ys[0], 1, rtol=1e-4)
+    np.testing.assert_allclose(jnp.asarray(solution.ys)[0], 1, rtol=1e-4)
     assert int(solution.stats["num_steps"]) < 1500  # an ordinary explicit method needs 300,000
 
 
@@ -164,13 +165,39 @@ def test_a_diverging_flow_says_where():
     assert 1 < flow.ended_at < 100
     assert len(flow.risk) == len(flow.times) < 100
     assert np.all(np.isfinite(flow.risk))
-    assert float(flow.times[-1]) < flow.ended_at
+    assert float(flow.times[-1]) == flow.ended_at
+    assert float(norm(flow.last)) > 1e3
 
 
 def test_a_flow_out_of_steps_says_so():
     flow = gradient_flow(HEAD.merged(), TASK, math.inf, [0.1, 1000.0], max_steps=30)
     assert flow.ending == "out of steps"
-    assert len(flow.times) == 1
+    assert float(flow.times[0]) == 0.1 < flow.ended_at < 1000
+    assert len(flow.times) == len(flow.risk) == 2
+    assert float(flow.risk[1]) < float(flow.risk[0])
+    never = gradient_flow(HEAD.merged(), TASK, math.inf, [1000.0], max_steps=30, dense=True)
+    assert never.ending == "out of steps"
+    assert len(never.times) == 1
+    with pytest.raises(ValueError, match="there is no dense output"):
+        never.at(0.001)
+
+
+def test_an_implicit_flow_that_settled_early_can_be_asked_for_any_time():
+    start = structured_start(TASK, 0.3, kind="linear")
+    flow = gradient_flow(start, TASK, math.inf, [1.0, 1e7], solver="implicit", dense=True)
+    assert flow.ending == "completed"
+    assert distance(flow.at(5e6), flow.last) < 1e-9
+
+
+def test_nothing_is_called_conserved_that_is_not():
+    task = RegressionOn(lp.Gaussian([1.0, 1.0], np.eye(2)), 0.1)
+    layer = lp.SoftmaxAttention(0.3 * np.eye(3), [[0.0, 0.0, 1.0]])
+    assert gradient_flow(layer, task, math.inf, [1.0], draws=32).conserved == {}
+
+
+def test_a_start_that_is_too_far_is_named():
+    with pytest.raises(ValueError, match=r"weights of norm 4e\+09; a flow must start below 1e\+08"):
+        gradient_flow(lp.LinearAttention(1e9 * np.ones((4, 4)), np.zeros((1, 4))), TASK, 8, [1.0])
 
 
 @pytest.mark.parametrize(

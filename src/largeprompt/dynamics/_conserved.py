@@ -4,20 +4,21 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from largeprompt.attention import AbstractAttention, AbstractLayer, Head, LinearAttention, MultiHead
+from largeprompt.icl import AbstractTask, LinearRegression
 
 
-def conserved_quantities(layers: AbstractLayer, L: int | float) -> dict[str, Array]:
+def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | float) -> dict[str, Array]:
     r"""What no gradient flow of the risk changes, for a layer or a stack of layers along the first axis.
 
     The risk sees K and Q through $K^\top Q$ alone, and V and O through $OV$, so that $KK^\top - QQ^\top$ and
     $O^\top O - VV^\top$ stay; where the output is bilinear in (U, V), that is for linear attention and for every layer
-    on a Gaussian law at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays.
+    on Gaussian regression at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays.
     """
     if isinstance(layers, MultiHead):
         return {
             f"head {i}: {name}": value
             for i, head in enumerate(layers.heads)
-            for name, value in conserved_quantities(head, L).items()
+            for name, value in conserved_quantities(head, task, L).items()
         }
     if isinstance(layers, Head):
         K, Q, V, O = layers.K, layers.Q, layers.V, layers.O
@@ -25,7 +26,8 @@ def conserved_quantities(layers: AbstractLayer, L: int | float) -> dict[str, Arr
         if O is not None:
             conserved["Oᵀ O − V Vᵀ"] = _gram(jnp.swapaxes(O, -1, -2)) - _gram(V)
         return conserved
-    if isinstance(layers, AbstractAttention) and (isinstance(layers, LinearAttention) or math.inf == L):
+    bilinear = isinstance(layers, LinearAttention) or (isinstance(task, LinearRegression) and math.inf == L)
+    if isinstance(layers, AbstractAttention) and bilinear:
         return {"‖U‖² − ‖V‖²": jnp.sum(layers.U**2, axis=(-2, -1)) - jnp.sum(layers.V**2, axis=(-2, -1))}
     return {}
 

@@ -1,4 +1,4 @@
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import diffrax
 import equinox as eqx
@@ -18,18 +18,19 @@ from ._conserved import conserved_quantities
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
 Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps"]
+Layer = TypeVar("Layer", bound=AbstractLayer)
 
 
-class Trajectory(eqx.Module):
+class Trajectory(eqx.Module, Generic[Layer]):
     """A gradient flow, recorded: at `times[i]` the parameters are `layer(i)`.
 
     `risk_stderr` and `gradient_stderr` are the errors left by the nodes or instances that the vector field averages
-    over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and `ended_at`;
-    its arrays hold the times before.
+    over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and ends at the
+    last state that the solver reached, at `ended_at`.
     """
 
     times: Float[Array, " t"]
-    layers: AbstractLayer
+    layers: Layer
     risk: Float[Array, " t"]
     risk_stderr: Float[Array, " t"]
     gradient_norm: Float[Array, " t"]
@@ -39,30 +40,30 @@ class Trajectory(eqx.Module):
     ending: Ending = eqx.field(static=True)
     ended_at: float = eqx.field(static=True)
     method: str = eqx.field(static=True)
-    _dense: tuple[Any, Any] | None
+    _dense: tuple[Any, Any, float] | None
 
-    def layer(self, i: int) -> AbstractLayer:
+    def layer(self, i: int) -> Layer:
         """The layer at `times[i]`."""
         return _row(self.layers, i)
 
     @property
-    def last(self) -> AbstractLayer:
+    def last(self) -> Layer:
         """The layer at the last recorded time."""
         return self.layer(-1)
 
-    def at(self, t: float) -> AbstractLayer:
+    def at(self, t: float) -> Layer:
         """The layer at any time up to the last, from the solver's dense output (`dense=True`)."""
         if self._dense is None:
-            raise ValueError("the flow kept no dense output; ask gradient_flow for dense=True")
+            raise ValueError("there is no dense output: ask gradient_flow for dense=True, and for times it can reach")
         t = float(checks.number("t", t, at_least=0))
         if t > self.ended_at:
             raise ValueError(f"t is {t:g}; the flow was followed up to {self.ended_at:g}")
-        interpolation, static = self._dense
-        return eqx.combine(interpolation.evaluate(t), static)
+        interpolation, static, settled = self._dense
+        return eqx.combine(interpolation.evaluate(min(t, settled)), static)
 
 
 def gradient_flow(
-    layer: AbstractLayer,
+    layer: Layer,
     task: AbstractTask,
     L: int | float,
     times: Numbers,
@@ -74,7 +75,7 @@ def gradient_flow(
     solver: Solver = "stabilised",
     dense: bool = False,
     max_steps: int = 2**16,
-) -> Trajectory:
+) -> Trajectory[Layer]:
     r"""The gradient flow $\dot\theta = -\nabla R_L(\theta)$ from a layer, in its own parameters, recorded at `times`.
 
     On Gaussian regression the vector field is exact at `L = inf` and for linear attention, and for softmax attention at
@@ -86,25 +87,26 @@ def gradient_flow(
     if solver not in get_args(Solver):
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(map(repr, get_args(Solver)))}")
     function = risk_function(layer, task, L, key, draws=draws)
+    _refuse_a_start_without_direction(function, layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     solution = _solve(function, layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
-    parameters, ending, ended_at = _ending(solution, record)
+    record, parameters, ending, reached = _ending(solution, record)
     static = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
     layers = eqx.combine(parameters, static)
     risk, risk_error, size, size_error = _record(function, layers)
     return Trajectory(
-        record[: jax.tree.leaves(parameters)[0].shape[0]],
+        record,
         layers,
         risk,
         risk_error,
         size,
         size_error,
-        conserved_quantities(layers, L),
+        conserved_quantities(layers, task, L),
         int(solution.stats["num_steps"]),
         ending,
-        ended_at,
+        float(record[-1]),
         function.method,
-        (solution.interpolation, static) if dense else None,
+        (solution.interpolation, static, reached) if dense and ending == "completed" else None,
     )
 
 
@@ -162,23 +164,32 @@ def _solve(
     )
 
 
-def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Any, Ending, float]:
-    """The parameters at the times reached, how the flow ended, and when."""
+def _refuse_a_start_without_direction(function: AbstractRisk, layer: AbstractLayer) -> None:
+    size = float(norm(layer))
+    if size > _FAR:
+        raise ValueError(f"the layer has weights of norm {size:.3g}; a flow must start below {_FAR:g}")
+    _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
+    checks.result("the gradient at the start", norm(gradient))
+
+
+def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
+    """The times reached, the parameters there, how the flow ended, and up to when the solver went."""
     assert solution.ys is not None
+    assert solution.ts is not None
     recorded, last = solution.ys
+    stopped = float(solution.ts[1][0])
     flat = jnp.concatenate([leaf.reshape(len(times), -1) for leaf in jax.tree.leaves(recorded)], axis=1)
     reached = np.asarray(jnp.isfinite(flat).all(axis=1))
     if reached.all():
-        return recorded, "completed", float(times[-1])
+        return times, recorded, "completed", stopped
     n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped
     if solution.event_mask is not None and len(solution.event_mask) == 2 and bool(solution.event_mask[1]):
-        return jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", float(times[-1])
-    if n == 0:
-        raise ValueError(
-            f"the flow could not be followed to its first recorded time, {float(times[0]):g}; start earlier"
-        )
+        return times, jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", stopped
     ending: Ending = "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged"
-    return jax.tree.map(lambda leaf: leaf[:n], recorded), ending, float(times[n])
+    if n and stopped <= float(times[n - 1]):
+        return times[:n], jax.tree.map(lambda leaf: leaf[:n], recorded), ending, stopped
+    ended = jnp.append(times[:n], stopped)
+    return ended, jax.tree.map(lambda a, b: jnp.concatenate([a[:n], b]), recorded, last), ending, stopped
 
 
 @eqx.filter_jit

@@ -49,6 +49,8 @@ def flow_ladder(
     `report` hears of each flow once it is followed; `options` go to `gradient_flow`.
     """
     record = increasing_times(times)
+    if not isinstance(Ls, Sequence):
+        raise ValueError(f"Ls is {Ls!r}; it must be a list of prompt lengths")
     lengths = tuple(checks.count("L", L) for L in Ls)
     if not lengths:
         raise ValueError("Ls is empty; it must hold at least one prompt length")

@@ -6,6 +6,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.special import ndtri
 from scipy.stats import qmc
 
+from largeprompt._checks import is_traced
+
 from ._regression import LinearRegression, root
 
 
@@ -13,7 +15,11 @@ def gaussian_nodes(
     key: PRNGKeyArray, dimension: int, n: int, replicates: int
 ) -> Float[np.ndarray, "replicates n dimension"]:
     """Independently scrambled Sobol' points, sent to standard normal ones; `n` a power of two."""
-    seeds = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()).spawn(replicates)
+    if is_traced(key):
+        raise ValueError("key is traced; nodes are drawn before compilation, so leave the key out or close over it")
+    with jax.ensure_compile_time_eval():
+        entropy = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
+    seeds = np.random.default_rng(entropy).spawn(replicates)
     points = [qmc.Sobol(dimension, bits=52, rng=seed).random(n) for seed in seeds]
     # half a grid step in, so that no point is at 0 or 1
     return ndtri(np.stack(points) * (1 - 2.0**-52) + 2.0**-53)

@@ -65,8 +65,12 @@ def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAtte
     and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    parts = balanced(best_reading(task, L), task)
-    return Optimum(from_blocks(parts, LinearAttention), exactly(gaussian_risk(parts, task, L), "closed form"))
+    return _with_risk(balanced(best_reading(task, L), task), task, L)
+
+
+def _with_risk(parts: Blocks, task: LinearRegression, L: int | float) -> Optimum[LinearAttention]:
+    value = checks.result("the risk", gaussian_risk(parts, task, L))
+    return Optimum(from_blocks(parts, LinearAttention), exactly(value, "closed form"))
 
 
 def balanced(reading: Float[Array, "d d"], task: LinearRegression) -> Blocks:
@@ -95,5 +99,4 @@ def gradient_descent(
         size = jnp.where(curvature > 0, (behind - ahead) / (2 * jnp.where(curvature > 0, curvature, 1)), 0)
     else:
         size = checks.number("step", step)
-    parts = aligned_blocks(size * P, 1.0, task)
-    return Optimum(from_blocks(parts, LinearAttention), exactly(gaussian_risk(parts, task, L), "closed form"))
+    return _with_risk(aligned_blocks(checks.finite("step", size * P), 1.0, task), task, L)

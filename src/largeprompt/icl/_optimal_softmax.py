@@ -54,9 +54,8 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
         elif len(groups) > 1:
             A = _best_diagonal(task, moments, basis, groups, A)
     found = _coefficients(A, task, moments)
-    attention = from_blocks(
-        aligned_blocks(jnp.asarray(A), found.linear / (2 * found.quadratic), task), SoftmaxAttention
-    )
+    r = found.linear / (2 * found.quadratic) if found.quadratic > 0 else 0.0
+    attention = from_blocks(aligned_blocks(jnp.asarray(A), r, task), SoftmaxAttention)
     return SoftmaxOptimum(attention, risk(attention, task, L), constant)
 
 
@@ -158,6 +157,8 @@ def _best_scale(task: LinearRegression, moments: WeightMoments, A: Float[np.ndar
 
     def value(log: float) -> float:
         found = _coefficients(math.exp(log) * A, task, moments)
+        if found.quadratic <= 0:
+            return found.constant
         return found.constant - task.targets * found.linear**2 / (4 * found.quadratic)
 
     found = minimize_scalar(value, bracket=(0.0, 0.5), tol=1e-9)
@@ -166,9 +167,18 @@ def _best_scale(task: LinearRegression, moments: WeightMoments, A: Float[np.ndar
 
 def _coefficients(A: Float[np.ndarray, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients:
     found = aligned_coefficients(jnp.asarray(A), task, moments)
-    if found is None:
-        raise ValueError("Sigma is too far from isotropic: the best layer's risk has no quadrature here")
-    return found
+    return _coefficients_over_nodes(jnp.asarray(A), task, moments) if found is None else found
+
+
+def _coefficients_over_nodes(A: Float[Array, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients:
+    """Where the scores are too uneven for the quadrature."""
+    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
+    ahead, behind, still = (
+        float(aligned_softmax_risk(aligned_blocks(A, r, task), task, moments, nodes, jnp.ones(())).mean())
+        for r in (1.0, -1.0, 0.0)
+    )
+    k = task.targets
+    return Coefficients((ahead + behind - 2 * still) / (2 * k), (behind - ahead) / (2 * k), still)
 
 
 def _best_diagonal(

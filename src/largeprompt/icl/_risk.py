@@ -120,10 +120,10 @@ def risk_function(
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
     """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
-    without = eqx.tree_at(lambda f: f.theta, function, jnp.zeros(()))
     _, with_error = _value_and_error(function, layer)
-    _, without_error = _value_and_error(without, layer)
-    return function if checks.is_traced(with_error) or float(with_error) <= float(without_error) else without
+    _, without_error = _value_and_error(eqx.tree_at(lambda f: f.theta, function, jnp.zeros(())), layer)
+    theta = jax.lax.stop_gradient(jnp.where(with_error <= without_error, 1.0, 0.0))
+    return eqx.tree_at(lambda f: f.theta, function, theta)
 
 
 def _power_of_two(draws: int) -> int:
@@ -138,16 +138,17 @@ def _refined(
 ) -> tuple[Any, Any, str]:
     """What `attempt` finds with as many draws as the tolerance needs, or as are allowed; then it says so."""
     rtol, max_draws = float(checks.number("rtol", rtol, at_least=0)), checks.count("max_draws", max_draws, at_least=2)
-    draws = min(_FIRST_DRAWS, max_draws)
+    most = 2 ** int(math.log2(max_draws))
+    draws = min(_FIRST_DRAWS, most)
     while True:
         value, error, how = attempt(draws)
         size, spread = sizes(value, error)
-        if checks.is_traced(spread):  # under jit there is no size to judge by
+        if checks.is_traced(size) or checks.is_traced(spread):  # then there is nothing to judge by
             return value, error, how
         size, spread = float(size), float(spread)
         if spread <= rtol * abs(size):
             return value, error, how
-        if 2 * draws > max_draws:
+        if draws == most:
             warnings.warn(
                 f"the standard error is {spread:.2g} on {size:.4g} after {draws} draws, above rtol = {rtol:g}; "
                 "raise max_draws or rtol",
@@ -155,8 +156,7 @@ def _refined(
             )
             return value, error, how
         needed = draws * (spread / (rtol * abs(size))) ** 2 if rtol * abs(size) > 0 else math.inf
-        draws = 2 * draws if needed < 2 * draws else int(min(1.2 * needed, max_draws))
-        draws = min(_power_of_two(draws), 2 ** int(math.log2(max_draws)))
+        draws = min(_power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
 
 
 @eqx.filter_jit

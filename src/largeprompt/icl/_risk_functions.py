@@ -27,7 +27,7 @@ from ._task import AbstractTask, prediction
 
 
 class AbstractRisk(eqx.Module):
-    """The risk of any layer on one task at one prompt length, set up once to be evaluated again and again."""
+    """The risk of layers of one kind on one task at one prompt length, set up once to be evaluated again and again."""
 
     @property
     @abc.abstractmethod
@@ -117,14 +117,14 @@ class OverNodes(AbstractRisk):
     def gradient_and_error(self, layer):
         gradients = eqx.filter_jacrev(self._replicates)(layer)
         pairs = jax.tree.map(_mean_and_error, gradients)
-        return _first_of_pairs(gradients, pairs, 0), _first_of_pairs(gradients, pairs, 1)
+        return _part(gradients, pairs, 0), _part(gradients, pairs, 1)
 
 
 def _mean_and_error(x: Float[Array, "r *shape"]) -> tuple[Array, Array]:
     return x.mean(axis=0), x.std(axis=0, ddof=1) / math.sqrt(x.shape[0])
 
 
-def _first_of_pairs(tree: Any, pairs: Any, i: int) -> Any:
+def _part(tree: Any, pairs: Any, i: int) -> Any:
     return jax.tree.map(lambda _, pair: pair[i], tree, pairs)
 
 
@@ -148,24 +148,32 @@ class OverInstances(AbstractRisk):
         mu = with_query(prompt.measure, prompt.query, self.L) if self.query_in_prompt else prompt.measure
         return self.task._loss(prediction(layer._output(mu, prompt.query), self.task), prompt.target)
 
-    def sums(self, function, like: Any) -> tuple[Any, Any]:
-        """Sums over the keys of function(key), a tree of arrays shaped as `like`, and of its squares, in chunks."""
+    def _moments(self, function) -> tuple[Any, Any]:
+        """Mean over the keys of function(key), a tree of arrays, and its standard error, chunk by chunk."""
         n = self.keys.shape[0]
         tokens = 1 if math.inf == self.L else int(self.L)
         budget = max(1, min(n, 2**20 // (tokens * self.task.dim)))
         chunk = math.gcd(n, 2 ** int(math.log2(budget)))
-        zeros = jax.tree.map(jnp.zeros_like, like)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, self.keys[0]))
 
-        def add(totals, keys):
+        def merge(carry, keys):
+            # of the two parts' means and squared deviations, so that a large mean does not drown a small spread
+            count, mean, square = carry
             terms = jax.vmap(function)(keys)
-            first, second = totals
-            return (
-                jax.tree.map(lambda total, term: total + term.sum(axis=0), first, terms),
-                jax.tree.map(lambda total, term: total + jnp.sum(term**2, axis=0), second, terms),
-            ), None
+            total = count + chunk
+
+            def merged(mean, square, terms):
+                centre = terms.mean(axis=0)
+                off = centre - mean
+                square = square + jnp.sum((terms - centre) ** 2, axis=0) + off**2 * (count * chunk / total)
+                return mean + off * (chunk / total), square
+
+            pairs = jax.tree.map(merged, mean, square, terms)
+            return (total, _part(mean, pairs, 0), _part(mean, pairs, 1)), None
 
         chunks = self.keys.reshape((n // chunk, chunk, *self.keys.shape[1:]))
-        return jax.lax.scan(add, (zeros, zeros), chunks)[0]
+        (_, mean, square), _ = jax.lax.scan(merge, (0.0, zeros, zeros), chunks)
+        return mean, jax.tree.map(lambda total: jnp.sqrt(total / max(n - 1, 1) / n), square)
 
     def value_and_gradient(self, layer):
         differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
@@ -173,14 +181,11 @@ class OverInstances(AbstractRisk):
         def of_key(key):
             return jax.value_and_grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        (value, gradient), _ = self.sums(of_key, (self._zero(differentiable), differentiable))
-        n = self.keys.shape[0]
-        return value / n, eqx.combine(jax.tree.map(lambda g: g / n, gradient), static)
+        (value, gradient), _ = self._moments(of_key)
+        return value, eqx.combine(gradient, static)
 
     def value_and_error(self, layer):
-        zero = self._zero(eqx.filter(layer, eqx.is_inexact_array))
-        first, second = self.sums(lambda key: self._loss(layer, key), zero)
-        return self._mean_and_error(first, second)
+        return self._moments(lambda key: self._loss(layer, key))
 
     def gradient_and_error(self, layer):
         differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
@@ -188,16 +193,7 @@ class OverInstances(AbstractRisk):
         def of_key(key):
             return jax.grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        pairs = jax.tree.map(self._mean_and_error, *self.sums(of_key, differentiable))
-        return tuple(eqx.combine(_first_of_pairs(differentiable, pairs, i), static) for i in (0, 1))
-
-    def _mean_and_error(self, first, second):
-        n = self.keys.shape[0]
-        variance = jnp.maximum(second / n - (first / n) ** 2, 0) * n / max(n - 1, 1)
-        return first / n, jnp.sqrt(variance / n)
-
-    def _zero(self, tree) -> Float[Array, ""]:
-        return jnp.zeros((), jnp.result_type(*jax.tree.leaves(tree)))
+        return tuple(eqx.combine(part, static) for part in self._moments(of_key))
 
 
 def gaussian_form(layer: AbstractLayer, task: AbstractTask) -> AbstractAttention | None:

@@ -1,5 +1,6 @@
 """The house style of figures, and how each dataset is drawn."""
 
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -99,7 +100,7 @@ def ladder(data: xr.Dataset) -> Figure:
         panels = figure.subplots(rows, 2, squeeze=False, sharex=True)
         for (left, right), covariance in zip(panels, data.covariance.values, strict=True):
             curves = data.sel(covariance=covariance)
-            for L, colour in zip(data.L.values, COLOURS, strict=False):
+            for L, colour in zip(data.L.values, cycle(COLOURS), strict=False):
                 left.plot(data.t, curves.distance.sel(L=L), color=colour, label=f"$L = {L}$")
                 right.plot(data.t, curves.risk.sel(L=L), color=colour)
             right.plot(data.t, curves.infinite, color="black", linestyle="--", linewidth=1, label=r"$L = \infty$")
