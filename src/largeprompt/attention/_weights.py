@@ -56,7 +56,7 @@ class WeightMoments(eqx.Module):
     def Dv(self, nu: Numbers) -> Array:
         r"""$E(m_1-\beta)^2$, the squared error of the mean of a prompt along the query."""
         Q, _, _, lost = self.shares(nu)
-        return Q + jnp.maximum(_real(nu), 0) * (2 * Q - lost)
+        return Q + _clipped(nu) * (2 * Q - lost)
 
     def both(self, nu: Numbers) -> tuple[Array, Array]:
         """Q and K₂ at the price of one."""
@@ -66,9 +66,7 @@ class WeightMoments(eqx.Module):
     @jax.jit
     def shares(self, nu: Numbers) -> tuple[Array, Array, Array, Array]:
         """Q, 1 − Q, K₂ and 1 − K₂, each relatively accurate, whichever is small."""
-        nu = _real(nu)
-        # a ν below 0 is rounding: it counts as 0, but its derivative is not cut off
-        nu = nu + jax.lax.stop_gradient(jnp.maximum(nu, 0) - nu)
+        nu = _clipped(nu)
         y = jax.lax.rsqrt(1 + nu / _SCALE)
         p, q = self._exponents(y)
         held, spread = jnp.exp(-p), -y * jnp.expm1(-p)
@@ -88,6 +86,12 @@ def _real(nu: Numbers) -> Array:
     """ν in its own floating-point type, but never in half precision."""
     nu = jnp.asarray(nu)
     return nu.astype(jnp.promote_types(nu.dtype, jnp.float32) if jnp.issubdtype(nu.dtype, jnp.floating) else float)
+
+
+def _clipped(nu: Numbers) -> Array:
+    """A ν below 0 is rounding: it counts as 0, but its derivative is not cut off."""
+    nu = _real(nu)
+    return nu + jax.lax.stop_gradient(jnp.maximum(nu, 0) - nu)
 
 
 @jax.custom_jvp

@@ -8,6 +8,7 @@ $G_0 = P\Sigma A + s^2 RC$: an even part and an odd part in $W$, whose moments a
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -35,6 +36,7 @@ def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
 Scalar = int | float | Float[Array, ""]
 
 
+@jax.jit
 def gaussian_risk(
     parts: Blocks, task: LinearRegression, L: Scalar, normaliser: Scalar | None = None
 ) -> Float[Array, ""]:
@@ -61,6 +63,7 @@ def gaussian_risk(
     return (_expected_square(shrunk, task, L) + 2 * mean_product / normaliser + square / normaliser**2) / 2
 
 
+@jax.jit
 def aligned_gaussian_risk(parts: Blocks, task: LinearRegression, L) -> Float[Array, ""]:
     """The same for P = C = 0, where a dozen of the products vanish."""
     SA = task.Sigma @ parts.A

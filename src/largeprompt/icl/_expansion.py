@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -21,6 +22,7 @@ def risk_rate(layer: AbstractLayer, task: LinearRegression) -> Float[Array, ""]:
     return rate(blocks(softmax_form(as_predictor(layer, task)), task), task)
 
 
+@jax.jit
 def rate(parts: Blocks, task: LinearRegression) -> Float[Array, ""]:
     """The same for blocks, with nothing checked."""
     A, C, P, R = parts

@@ -2,6 +2,7 @@ import math
 from typing import Generic, TypeVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -45,6 +46,7 @@ def as_regression(task: object) -> LinearRegression:
     return task
 
 
+@jax.jit
 def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
     r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
 

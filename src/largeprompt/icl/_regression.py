@@ -10,6 +10,7 @@ from largeprompt.measures import AbstractMeasure, Affine, Gaussian, Product, as_
 from ._task import AbstractTask, Instance
 
 
+@jax.jit
 def root(cov: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """The symmetric square root of a covariance; a Cholesky factor would refuse a singular one."""
     values, vectors = jnp.linalg.eigh(cov)

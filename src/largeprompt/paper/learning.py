@@ -52,7 +52,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(covariances=("kms:0.5",), d=3, lengths=(5, 100), ladder=(10, 100), time=30.0),
+    "smoke": Settings(covariances=("kms:0.5",), d=3, lengths=(5, 100), ladder=(10, 100), time=3.0),
     "quick": Settings(),
 }
 Done = Callable[[str], None]
