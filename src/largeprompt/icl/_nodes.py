@@ -32,15 +32,21 @@ class Nodes(eqx.Module):
     along.
     """
 
-    x: Float[Array, "d n"]
-    W: Float[Array, "k d n"]
-    WS: Float[Array, "k d n"]
-    N: Float[Array, "k k n"]
+    x: Float[Array, "*r d n"]
+    W: Float[Array, "*r k d n"]
+    WS: Float[Array, "*r k d n"]
+    N: Float[Array, "*r k k n"]
     replicates: int = eqx.field(static=True)
 
     def means(self, values: Float[Array, " n"]) -> Float[Array, " r"]:
         """The mean over each replicate."""
         return values.reshape(self.replicates, -1).mean(axis=1)
+
+    def split(self) -> "Nodes":
+        """The replicates apart, along a new first axis to be mapped over."""
+        n = self.x.shape[-1] // self.replicates
+        apart = [leaf.reshape(*leaf.shape[:-1], self.replicates, n) for leaf in (self.x, self.W, self.WS, self.N)]
+        return Nodes(*(jnp.moveaxis(leaf, -2, 0) for leaf in apart), 1)
 
 
 def regression_nodes(

@@ -10,7 +10,7 @@ from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 from largeprompt.attention import LinearAttention, SoftmaxAttention
 
-from ._closed_forms import Blocks, gaussian_risk
+from ._closed_forms import Blocks, Scalar, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
 
@@ -47,7 +47,7 @@ def as_regression(task: object) -> LinearRegression:
 
 
 @jax.jit
-def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
+def best_reading(task: LinearRegression, L: Scalar) -> Float[Array, "d d"]:
     r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
 
     The normal equations $E[\hat s^\top\hat s]\,W^\top = E[\hat s^\top W]$ read

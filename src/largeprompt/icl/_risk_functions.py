@@ -115,7 +115,12 @@ class OverNodes(AbstractRisk):
         return _mean_and_error(self._replicates(layer))
 
     def gradient_and_error(self, layer):
-        gradients = eqx.filter_jacrev(self._replicates)(layer)
+        def of_replicate(nodes):
+            function = eqx.tree_at(lambda f: f.nodes, self, nodes)
+            return eqx.filter_grad(lambda layer: function._replicates(layer)[0])(layer)
+
+        # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
+        gradients = eqx.filter_vmap(of_replicate)(self.nodes.split())
         pairs = jax.tree.map(_mean_and_error, gradients)
         return _part(gradients, pairs, 0), _part(gradients, pairs, 1)
 
