@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from largeprompt.attention import AbstractAttention
 
@@ -33,7 +33,7 @@ def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
     return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
 
 
-Scalar = int | float | Float[Array, ""]
+Scalar = int | float | Real[Array, ""]
 
 
 @jax.jit
