@@ -45,8 +45,11 @@ class Nodes(eqx.Module):
     def split(self) -> "Nodes":
         """The replicates apart, along a new first axis to be mapped over."""
         n = self.x.shape[-1] // self.replicates
-        apart = [leaf.reshape(*leaf.shape[:-1], self.replicates, n) for leaf in (self.x, self.W, self.WS, self.N)]
-        return Nodes(*(jnp.moveaxis(leaf, -2, 0) for leaf in apart), 1)
+
+        def apart(leaf):
+            return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], self.replicates, n), -2, 0)
+
+        return Nodes(apart(self.x), apart(self.W), apart(self.WS), apart(self.N), 1)
 
 
 def regression_nodes(
