@@ -28,7 +28,6 @@ from largeprompt.icl import (
 TASK = LinearRegression.experiment(kms(3))
 HEAD = lp.Head.pytorch_default(jax.random.key(1), 4)
 LAYERS = {
-    "softmax, U and V": HEAD.merged(),
     "softmax, K Q V O": HEAD,
     "linear, K Q V O": lp.Head(HEAD.K, HEAD.Q, HEAD.V, HEAD.O, 0.5, "linear"),
     "linear, K Q V": lp.Head(HEAD.K, HEAD.Q, HEAD.V, kind="linear"),
@@ -69,8 +68,8 @@ def test_the_block_structure_is_preserved(kind, L):
         assert distance(flow.last, aligned.last) < 1e-6
 
 
-@pytest.mark.parametrize("solver", ["stabilised", "explicit", "implicit"])
-def test_every_solver_follows_the_flow_that_scipy_follows(solver):
+@pytest.mark.parametrize("solver", ["stabilised", "explicit"])
+def test_explicit_solvers_follow_the_flow_that_scipy_follows(solver):
     layer = LAYERS["linear, K Q V O"]
     flow = gradient_flow(layer, TASK, 8, [1.0, 30.0], rtol=1e-7, atol=1e-9, solver=solver)
     flat, unravel = ravel_pytree(layer)
