@@ -1,0 +1,141 @@
+"""Settings as a user writes them, in TOML or on a command line: one run, or a sweep wherever a list stands."""
+
+import dataclasses
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._record import Record
+from ._run import Run
+from ._validity import whole
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Run))
+_RECORD = tuple(field.name for field in dataclasses.fields(Record))
+_MATRICES = ("sigma", "omega", "query_sigma")
+KEYS = (*_FIELDS, "seed", "seeds")
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """The settings in a TOML file; the arrays of .npz files that it names, relative to its own folder, are read in."""
+    path = Path(path)
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    return with_files(settings, path.parent)
+
+
+def with_files(settings: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
+    """The settings with each name of an .npz file replaced by the arrays in it."""
+    found = dict(settings)
+    for name in _MATRICES:
+        if _is_file(found.get(name)):
+            found[name] = _arrays(folder / found[name], name)
+    start = found.get("start")
+    file = start.get("file") if isinstance(start, Mapping) else start
+    if isinstance(start, Mapping) and "file" in start and (len(start) > 1 or not _is_file(file)):
+        raise ValueError(f"start has file = {file!r}; it must be the name of an .npz file, and the table's only key")
+    if _is_file(file):
+        found["start"] = _arrays(folder / str(file))
+    return found
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(".npz")
+
+
+def _arrays(path: Path, name: str | None = None) -> Any:
+    """The arrays of an .npz file, or the one of that name. Nothing in it is ever unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is not an .npz file of plain arrays: {str(error).splitlines()[0]}") from None
+    if name is None:
+        return arrays
+    if name not in arrays:
+        raise ValueError(f"{path} has the arrays {', '.join(arrays) or 'none'}; it must have one named {name}")
+    return arrays[name]
+
+
+def runs_from(settings: Mapping[str, Any]) -> tuple[Run, ...]:
+    """The runs of some settings: the product over every setting that is a list, `seed` standing for both seeds."""
+    unknown = sorted(set(settings) - set(KEYS))
+    if unknown:
+        raise ValueError(f"{unknown[0]} = {settings[unknown[0]]!r} is not a setting; they are {', '.join(KEYS)}")
+    settings = dict(settings)
+    record = _record(settings.pop("record", {}))
+    seeds = _seeds(settings)
+    axes = {name: _choices(name, value) for name, value in settings.items()}
+    runs = []
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        for seed in seeds:
+            both = {} if seed is None else {"weight_seed": seed, "data_seed": seed}
+            runs.append(Run(**{**both, **chosen, "record": record}))
+    return tuple(dict.fromkeys(runs))
+
+
+def _seeds(settings: dict[str, Any]) -> list[Any]:
+    seed, count = settings.pop("seed", None), settings.pop("seeds", None)
+    if seed is not None and count is not None:
+        raise ValueError(
+            f"seed is {seed!r} and seeds is {count!r}; give the seeds themselves or their number, not both"
+        )
+    if count is not None:
+        return list(range(whole("seeds", count)))
+    return [None] if seed is None else _choices("seed", seed)
+
+
+def _choices(name: str, value: Any) -> list[Any]:
+    """What a setting runs over: the entries of a list, or the value itself; rows of numbers are one matrix."""
+    if name == "start" and isinstance(value, tuple):  # arrays, as a run keeps them
+        return [value]
+    if not isinstance(value, list | tuple | range) or (name in _MATRICES and value and all(map(_is_row, value))):
+        return [value]
+    if not value:
+        raise ValueError(f"{name} is an empty list; it must have at least one entry")
+    return list(value)
+
+
+def _is_row(part: Any) -> bool:
+    return isinstance(part, list | tuple) and not any(isinstance(entry, list | tuple | str) for entry in part)
+
+
+def _record(settings: Any) -> Record:
+    if isinstance(settings, Record):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"record is {settings!r}; it must be a table with {', '.join(_RECORD)}")
+    unknown = sorted(set(settings) - set(_RECORD))
+    if unknown:
+        key = unknown[0]
+        raise ValueError(f"record.{key} = {settings[key]!r} is not a setting; they are {', '.join(_RECORD)}")
+    return Record(**settings)
+
+
+def as_toml(run: Run) -> str:
+    """A file that makes this run."""
+    settings = run.as_dict()
+    tables = {name: settings.pop(name) for name in ("record", "start") if isinstance(settings[name], dict)}
+    lines = [f"{name} = {_toml_value(value)}" for name, value in settings.items() if value is not None]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value) if set(repr(value)) & set(".e") else f"{value!r}.0"
+    return json.dumps(value, ensure_ascii=False)
