@@ -1,0 +1,89 @@
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ._run import Run
+from ._store import Store
+from ._weights import matrices
+
+_MEASURE_SECONDS = 0.1
+
+
+class Forecast(NamedTuple):
+    """What a sweep will take: seconds on the wall, bytes of memory and of disk, and the seconds of each run to do."""
+
+    seconds: float
+    memory: int
+    disk: int
+    each: dict[Run, float]
+
+
+def forecast(
+    runs: Sequence[Run], store: Store, jobs: int, measured: Callable[[Run, float], None] = lambda run, speed: None
+) -> Forecast:
+    """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
+    speeds: dict[tuple, float] = {}
+    each, sizes = {}, []
+    for run in runs:
+        if store.path(run.hash).exists():
+            continue
+        kind = _kind(run)
+        if kind not in speeds:
+            speeds[kind] = _speed(run)
+            measured(run, speeds[kind])
+        each[run] = (run.steps - _done(run, store)) / speeds[kind]
+        sizes.append(recorded_bytes(run))
+    # rows as they come, once more as one array, once more as the file's bytes
+    held = 3 * sum(sorted(sizes, reverse=True)[:jobs])
+    return Forecast(_makespan(list(each.values()), jobs), _peak_memory() + held, sum(sizes), each)
+
+
+def recorded_bytes(run: Run) -> int:
+    """The size of what a run records."""
+    size = sum(matrix.size for matrix in matrices(run.layers()[0]).values()) if "parameters" in run.record.what else 0
+    circuits = run.heads * 2 * run.dim**2 if "circuits" in run.record.what else 0
+    return 8 * len(run.record.steps(run.steps)) * len(run.members) * (size + circuits + 9)
+
+
+def _peak_memory() -> int:
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _kind(run: Run) -> tuple:
+    """What the speed of a run depends on."""
+    run = run.resolved
+    return run.engine, run.attention, run.parameters, run.heads, run.head_dim, run.outputs, run.L, run.batch, run.d
+
+
+def _speed(run: Run) -> float:
+    trainer = run.trainer()
+    state = trainer.advance(trainer.start(), min(1, run.steps))  # compiles
+    steps, speed = 1, 1.0
+    while state.step < run.steps:
+        began, first = time.monotonic(), state.step
+        state = trainer.advance(state, min(run.steps, first + steps))
+        taken = max(time.monotonic() - began, 1e-9)
+        speed = (state.step - first) / taken
+        if taken >= _MEASURE_SECONDS:
+            break
+        steps *= 2
+    return speed
+
+
+def _done(run: Run, store: Store) -> int:
+    try:
+        checkpoint = store.checkpoint(run.hash)
+    except ValueError:  # damaged: named once the run begins
+        checkpoint = None
+    return 0 if checkpoint is None else int(checkpoint.header["step"])
+
+
+def _makespan(seconds: list[float], jobs: int) -> float:
+    """When the last of the workers ends, each taking the longest run that is left."""
+    ends = [0.0] * max(1, jobs)
+    for length in sorted(seconds, reverse=True):
+        ends[ends.index(min(ends))] += length
+    return max(ends)

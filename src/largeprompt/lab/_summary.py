@@ -1,0 +1,68 @@
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ._run import Run
+from ._store import run_of
+from ._verdict import VERDICTS, wilson, yardstick
+
+_SEEDS = ("weight_seed", "data_seed")
+_ALWAYS = ("sigma", "L")
+
+
+def setting(run: Run, name: str) -> Any:
+    """A setting as a label: names and numbers as they are, arrays as `given`."""
+    value = getattr(run, name)
+    return "default" if value is None else "given" if isinstance(value, tuple) else value
+
+
+def varying(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The settings that tell the rows of a summary apart: covariance, length, and whatever else differs but seeds."""
+    told_elsewhere = (*_ALWAYS, *_SEEDS, "attention", "record")
+    names = [field.name for field in dataclasses.fields(Run) if field.name not in told_elsewhere]
+    return _ALWAYS + tuple(name for name in names if len({getattr(run, name) for run in runs}) > 1)
+
+
+def summary(results: Sequence[xr.Dataset]) -> list[dict[str, Any]]:
+    """A row for each setting and attention: how many runs ended how, and the final risk of the good ones.
+
+    Good is neither trapped nor diverged. Shares come with their 95 % Wilson interval.
+    """
+    runs = [run_of(data) for data in results]
+    names = varying(runs)
+    groups: dict[tuple, list[xr.Dataset]] = {}
+    for run, data in zip(runs, results, strict=True):
+        for member in run.members:
+            key = (*(getattr(run, name) for name in names), member)
+            groups.setdefault(key, []).append(data.sel(member=member))
+    return [_row(names, key[-1], group) for key, group in groups.items()]
+
+
+def _row(names: tuple[str, ...], member: str, group: list[xr.Dataset]) -> dict[str, Any]:
+    run = run_of(group[0])
+    ends = [str(data.verdict.values) for data in group]
+    final = np.asarray([float(data.risk[-1]) for data in group])
+    good = final[[end in ("converged", "unfinished") for end in ends]]
+    trapped = final[[end == "trapped" for end in ends]]
+    counts = {name: ends.count(name) for name in VERDICTS}
+    row: dict[str, Any] = {name: setting(run, name) for name in names}
+    row |= {"attention": member, "runs": len(group), **counts}
+    row |= {"risk": _mean(good), "risk_stderr": _standard_error(good), "trapped_risk": _mean(trapped)}
+    row |= {f"{kind}_optimum": yardstick(run, kind).optimum for kind in ("linear", "softmax")}
+    row["Bayes"] = float(group[0].Bayes)
+    for name in ("trapped", "diverged"):
+        low, high = wilson(counts[name], len(group))
+        row |= {f"{name}_share": counts[name] / len(group), f"{name}_low": low, f"{name}_high": high}
+    return row
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan

@@ -1,0 +1,87 @@
+import os
+import threading
+from collections.abc import Mapping, Sequence
+
+import xarray as xr
+
+from ._execution import CHECKPOINT_SECONDS, Interrupted, Watcher, attempt
+from ._run import Run
+from ._store import Store
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sweep(
+    runs: Sequence[Run],
+    store: Store | None = None,
+    *,
+    jobs: int | None = None,
+    watcher: Watcher | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    seconds: Mapping[Run, float] | None = None,
+) -> list[xr.Dataset]:
+    """The results of many runs, `jobs` at a time, those with the most `seconds` to go first.
+
+    Runs that are in the store are not run again. Several processes given the same runs share them. An interrupt
+    (Ctrl-C) makes every run keep a checkpoint and raises `Interrupted`; so does the failure of one run.
+    """
+    store, watcher = store or Store(), watcher or Watcher()
+    expected = seconds or {}
+    order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
+    work = _Work(runs, order, store, watcher, checkpoint_seconds)
+    threads = [threading.Thread(target=work.carry_out, daemon=True) for _ in range(jobs or usable_cores())]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+    except KeyboardInterrupt:
+        work.stop.set()
+        for thread in threads:
+            thread.join()
+        raise Interrupted from None
+    if work.failure is not None:
+        raise work.failure
+    return [work.results[i] for i in range(len(runs))]
+
+
+class _Work:
+    """Runs waiting for a thread to take them."""
+
+    def __init__(
+        self, runs: Sequence[Run], order: list[int], store: Store, watcher: Watcher, checkpoint_seconds: float
+    ):
+        self._runs, self._waiting, self._store, self._watcher = runs, order, store, watcher
+        self._checkpoint_seconds = checkpoint_seconds
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.results: dict[int, xr.Dataset] = {}
+        self.failure: BaseException | None = None
+
+    def carry_out(self) -> None:
+        """Take run after run until none is left; one that another process is at goes to the end of the line."""
+        while not self.stop.is_set():
+            with self._lock:
+                if not self._waiting:
+                    return
+                i = self._waiting.pop(0)
+            try:
+                data = attempt(self._runs[i], self._store, self._watcher, self.stop, self._checkpoint_seconds)
+            except Interrupted:
+                return
+            except BaseException as failure:
+                with self._lock:
+                    self.failure = self.failure or failure
+                self.stop.set()
+                return
+            with self._lock:
+                if data is not None:
+                    self.results[i] = data
+                else:
+                    self._waiting.append(i)
+            if data is None:
+                self.stop.wait(0.2)

@@ -1,0 +1,140 @@
+"""Many runs: shared among threads, forecast, summed up, tabled and drawn with failures as their own population."""
+
+import dataclasses
+import io
+import math
+import threading
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from largeprompt import lab
+from largeprompt.lab._forecast import _makespan, recorded_bytes
+from largeprompt.paper import training
+
+pytestmark = pytest.mark.usefixtures("quick")
+RUN = lab.Run(L=math.inf, d=2, attention="linear", rate=1e-2, steps=40, record=lab.Record(points=4))
+RUNS = [dataclasses.replace(RUN, weight_seed=seed, data_seed=seed) for seed in range(6)]
+
+
+class Listening(lab.Watcher):
+    def __init__(self):
+        self.ends, self.threads = [], set()
+
+    def moved(self, run, step, speed, risk):
+        self.threads.add(threading.get_ident())
+
+    def ended(self, run, found):
+        self.ends.append(run.weight_seed)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Six runs, of which two were made to look trapped and one diverged."""
+    with pytest.MonkeyPatch.context() as patch:
+        import stand_in
+        from largeprompt.lab import _run
+
+        patch.setattr(_run, "trainer_for", stand_in.trainer_for)
+        found = lab.sweep(RUNS, lab.Store(tmp_path_factory.mktemp("runs")))
+    ends = ["converged", "trapped", "converged", "diverged", "unfinished", "trapped"]
+    final = [0.05, 0.5, 0.06, np.nan, 0.07, 0.7]
+    made = []
+    for data, end, value in zip(found, ends, final, strict=True):
+        data = data.copy(deep=True)
+        data["verdict"].values[:] = end
+        data["risk"].values[:, -1] = value
+        made.append(data)
+    return made
+
+
+def test_a_sweep_gives_the_results_of_its_runs_in_their_order(store):
+    watcher = Listening()
+    found = lab.sweep(RUNS, store, jobs=3, watcher=watcher)
+    assert [lab.run_of(data).weight_seed for data in found] == [0, 1, 2, 3, 4, 5]
+    assert sorted(watcher.ends) == [0, 1, 2, 3, 4, 5]
+    again = lab.sweep(RUNS, store, jobs=1)
+    assert all(one.identical(other) for one, other in zip(found, again, strict=True))
+
+
+def test_the_longest_runs_come_first(store):
+    watcher = Listening()
+    lab.sweep(RUNS, store, jobs=1, watcher=watcher, seconds={run: run.weight_seed % 4 for run in RUNS})
+    assert watcher.ends == [3, 2, 1, 5, 0, 4]
+
+
+def test_a_run_that_fails_stops_the_sweep_and_what_is_done_stays(store, monkeypatch):
+    class Failing(Listening):
+        def moved(self, run, step, speed, risk):
+            if run.weight_seed == 3:
+                raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        lab.sweep(RUNS, store, jobs=1, watcher=Failing())
+    assert [store.path(run.hash).exists() for run in RUNS] == [True, True, True, False, False, False]
+
+
+def test_the_forecast_counts_what_is_left_to_do(store):
+    everything = lab.forecast(RUNS, store, jobs=2)
+    assert set(everything.each) == set(RUNS)
+    assert everything.seconds > 0
+    assert everything.memory > 2**20
+    lab.train(RUNS[0], store)
+    assert set(lab.forecast(RUNS, store, jobs=2).each) == set(RUNS[1:])
+    sizes = store.path(RUNS[0].hash).stat().st_size
+    assert recorded_bytes(RUN) < sizes < 10 * recorded_bytes(RUN) + 2**14
+
+
+def test_a_makespan_is_that_of_the_longest_first():
+    assert _makespan([1, 1, 1, 3], 2) == 3
+    assert _makespan([4, 3, 2], 1) == 9
+    assert _makespan([], 4) == 0
+
+
+def test_a_summary_averages_good_runs_only_and_counts_the_others(results):
+    (row,) = lab.summary(results)
+    assert (row["runs"], row["converged"], row["trapped"], row["unfinished"], row["diverged"]) == (6, 2, 2, 1, 1)
+    good = np.asarray([0.05, 0.06, 0.07])
+    assert row["risk"] == pytest.approx(good.mean())
+    assert row["risk_stderr"] == pytest.approx(good.std(ddof=1) / math.sqrt(3))
+    assert row["trapped_risk"] == pytest.approx(0.6)
+    assert (row["trapped_low"], row["trapped_high"]) == lab.wilson(2, 6)
+    assert row["linear_optimum"] == pytest.approx(0.05)
+    assert row["softmax_optimum"] == pytest.approx(0.05)
+    assert row["Bayes"] == pytest.approx(0.05)
+
+
+def test_a_summary_has_a_row_for_all_that_differs_but_seeds(results, store):
+    other = [dataclasses.replace(RUN, attention="pair", steps=0), dataclasses.replace(RUN, rate=0.5, steps=0)]
+    assert lab.varying([*RUNS, *other]) == ("sigma", "L", "rate", "steps")
+    rows = lab.summary([*results, *lab.sweep(other, store)])
+    told = [(row["rate"], row["steps"], row["attention"], row["runs"]) for row in rows]
+    assert told == [(0.01, 40, "linear", 6), (0.01, 0, "softmax", 1), (0.01, 0, "linear", 1), (0.5, 0, "linear", 1)]
+
+
+def test_a_table_tells_shares_and_both_populations(results):
+    console = Console(width=110, record=True, file=io.StringIO())
+    rows = lab.summary(results)
+    for part in training.tables(rows):
+        console.print(part)
+    text = console.export_text()
+    assert "0.06000±0.00577" in text
+    assert "33% [10, 70]" in text
+    assert "17% [3, 56]" in text
+    assert "2 end at a mean risk of 0.60000" in text
+    assert "1 of 6 were not finished" in text
+    data = training.rows_as_dataset(rows)
+    assert float(data.risk[0]) == rows[0]["risk"]
+
+
+def test_a_drawing_shows_each_seed_the_mean_and_the_trapped_in_their_own_style(results):
+    (panel,) = training.risks(results).axes
+    styles = [line.get_linestyle() for line in panel.lines]
+    assert styles.count(":") == 2
+    thick = [line for line in panel.lines if line.get_linewidth() > 1.5]
+    assert len(thick) == 1
+    assert np.asarray(thick[0].get_ydata())[-1] == pytest.approx(0.06)
+    assert [line.get_marker() for line in panel.lines].count("x") == 1
+    labels = {text.get_text() for text in panel.figure.legends[0].get_texts()}
+    assert labels == {"linear, mean", "linear, trapped", "linear, diverged", "best linear", "Bayes"}
