@@ -1,0 +1,39 @@
+"""The application, its two streams, and the options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from largeprompt import __version__, use_float64
+
+app = typer.Typer(
+    help="Attention as a map on measures: finite prompts, their limit, and how fast one reaches the other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+screen, errors = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")]
+Out = Annotated[Path, typer.Option(help="Folder for figures and data.")]
+Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:SIZE, diagonal:A,B,...")]
+Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
+Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
+Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths, separated by commas.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    use_float64()

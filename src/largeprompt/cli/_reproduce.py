@@ -1,0 +1,115 @@
+"""The executable paper, and the risks and flows of one task."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import xarray as xr
+
+from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
+from ._output import name_files, print_json, progress, records, show, write
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Option(help="How much to run: quick or smoke.")] = "quick",
+    out: Out = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of weights, queries and prompts.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Convergence to the infinite prompt, the least in-context risks, and gradient flows by prompt length."""
+    from largeprompt.paper import convergence, drawing, learning, tables
+
+    if preset not in convergence.PRESETS:
+        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(convergence.PRESETS)}")
+    settings = dataclasses.replace(convergence.PRESETS[preset], seed=seed)
+    in_context = learning.PRESETS[preset]
+    out.mkdir(parents=True, exist_ok=True)
+    # Each measurement also pays for compilation, about as long as a thousand tokens a prompt take.
+    work = {step: 1000 + step[1] for step in convergence.steps(settings)}
+    with progress("measuring", sum(work.values())) as done:
+        data = convergence.measure(settings, lambda name, L: done(f"measured {name}, L = {L}", work[name, L]))
+    files = write(out, "convergence", drawing.convergence(data), data)
+    least = _optima(in_context)
+    files += write(out, "optima", drawing.optima(least), least)
+    rungs = _flows(in_context)
+    files += write(out, "flows", drawing.ladder(rungs), rungs)
+    if as_json:
+        parts = {**tables.convergence_numbers(data), "optima": records(least), "flows": records(rungs)}
+        print_json(files, parts)
+    else:
+        show(tables.convergence_tables(data, settings))
+        show(tables.optima_tables(least))
+        show(tables.flow_tables(rungs))
+        name_files(files)
+
+
+@app.command()
+def optima(
+    sigma: Sigma = "identity",
+    d: Dimension = 5,
+    noise: Noise = 0.1,
+    lengths: Lengths = "5,10,20,50,100,200,500,1000",
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """The least in-context risk of softmax and linear attention beside the Bayes risk, by prompt length, exactly."""
+    from largeprompt.paper import drawing, learning, tables
+
+    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=_whole_numbers("--L", lengths))
+    out.mkdir(parents=True, exist_ok=True)
+    data = _optima(settings)
+    files = write(out, "optima", drawing.optima(data), data)
+    if as_json:
+        print_json(files, {"optima": records(data)})
+    else:
+        show(tables.optima_tables(data))
+        name_files(files)
+
+
+@app.command()
+def flows(
+    sigma: Sigma = "identity",
+    d: Dimension = 5,
+    noise: Noise = 0.1,
+    lengths: Lengths = "10,100,1000,10000",
+    time: Annotated[float, typer.Option(help="Final time of the flows.")] = 1000.0,
+    alpha: Annotated[float, typer.Option(help="Scale of the start of Assumption 5.1.")] = 0.3,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
+    from largeprompt.paper import drawing, learning, tables
+
+    ladder = _whole_numbers("--L", lengths)
+    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)
+    out.mkdir(parents=True, exist_ok=True)
+    data = _flows(settings)
+    files = write(out, "flows", drawing.ladder(data), data)
+    if as_json:
+        print_json(files, {"flows": records(data)})
+    else:
+        show(tables.flow_tables(data))
+        name_files(files)
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; it must be whole numbers separated by commas") from None
+
+
+def _optima(settings) -> xr.Dataset:
+    from largeprompt.paper import learning
+
+    with progress("least risks", len(settings.covariances) * len(settings.lengths)) as done:
+        return learning.optima(settings, done)
+
+
+def _flows(settings) -> xr.Dataset:
+    from largeprompt.paper import learning
+
+    with progress("following flows", len(settings.covariances) * (len(settings.ladder) + 1)) as done:
+        return learning.ladder(settings, done)

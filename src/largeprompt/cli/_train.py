@@ -1,0 +1,177 @@
+"""Training runs: settings from options and a file, a sweep over the cores, a table and a figure."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._app import Json, Out, app, errors, screen
+from ._output import name_files, print_json, show, write
+
+if TYPE_CHECKING:
+    from largeprompt.lab import Forecast, Run, Store
+
+Text = str | None
+Folder = Annotated[
+    Path | None, typer.Option("--store", help="Folder of results; by default $LARGEPROMPT_STORE, or runs.")
+]
+_COVARIANCES = ("sigma", "omega", "query_sigma")
+
+
+def _option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, show_default=False)
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Option(help="Settings in TOML; options override them.")] = None,
+    L: Annotated[Text, _option("--L", "Prompt length, a whole number or inf. [100]")] = None,
+    attention: Annotated[
+        Text, _option("--attention", "softmax, linear, or pair: both on the same tokens. [pair]")
+    ] = None,
+    sigma: Annotated[
+        Text, _option("--sigma", "Covariance of covariates: identity, kms:RHO, FILE.npz ... [identity]")
+    ] = None,
+    d: Annotated[Text, _option("--d", "Dimension of the covariates. [5]")] = None,
+    noise: Annotated[Text, _option("--noise", "Variance of the label noise. [0.1]")] = None,
+    omega: Annotated[Text, _option("--omega", "Covariance of the coefficients. [I/d]")] = None,
+    query_sigma: Annotated[Text, _option("--query-sigma", "Covariance of queries. [that of covariates]")] = None,
+    parameters: Annotated[Text, _option("--parameters", "KQVO or UV. [KQVO]")] = None,
+    heads: Annotated[Text, _option("--heads", "Number of heads. [1]")] = None,
+    head_dim: Annotated[Text, _option("--head-dim", "Rows of K, Q and V of a head. [(d+1)/heads, or d+1]")] = None,
+    outputs: Annotated[Text, _option("--outputs", "Rows of O: d+1 as in the paper, or 1. [d+1]")] = None,
+    score_scale: Annotated[Text, _option("--score-scale", "Factor of the scores. [1]")] = None,
+    start: Annotated[
+        Text, _option("--start", "pytorch, structured:ALPHA (Assumption 5.1), FILE.npz. [pytorch]")
+    ] = None,
+    batch: Annotated[Text, _option("--batch", "Prompts a step. [128]")] = None,
+    rate: Annotated[Text, _option("--rate", "Learning rate. [0.001]")] = None,
+    loss_factor: Annotated[
+        Text, _option("--loss-factor", "1: half the squared error; 2: the squared error. [1]")
+    ] = None,
+    steps: Annotated[Text, _option("--steps", "Steps. [500000]")] = None,
+    seed: Annotated[Text, _option("--seed", "Seed of weights and of data. [0]")] = None,
+    seeds: Annotated[Text, _option("--seeds", "Number of seeds, from 0 on.")] = None,
+    weight_seed: Annotated[Text, _option("--weight-seed", "Seed of the weights alone.")] = None,
+    data_seed: Annotated[Text, _option("--data-seed", "Seed of the data alone.")] = None,
+    engine: Annotated[Text, _option("--engine", "auto, fused or reference. [auto]")] = None,
+    record: Annotated[Text, _option("--record", "Beside the risk: norms,distances,parameters,circuits.")] = None,
+    points: Annotated[Text, _option("--points", "Log-spaced steps to record. [100]")] = None,
+    every: Annotated[Text, _option("--every", "Record every n-th step as well.")] = None,
+    draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [8192]")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    store: Folder = None,
+    checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Train softmax and linear attention by SGD on fresh prompts. Most settings take several values, with commas."""
+    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    from largeprompt import lab
+
+    settings = lab.read_toml(config) if config is not None else {}
+    settings |= lab.with_files({name: _parsed(name, text) for name, text in given.items() if name not in _RECORD})
+    recorded = {("what" if name == "record" else name): _parsed(name, given[name]) for name in _RECORD if name in given}
+    if recorded:
+        settings["record"] = {**settings.get("record", {}), **recorded}
+    runs = lab.runs_from(settings)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; it must be at least 1")
+    if not checkpoint >= 0:
+        raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
+    jobs = min(jobs or lab.usable_cores(), len(runs))
+    folder = lab.Store(store)
+    expected = lab.forecast(runs, folder, jobs)
+    if not as_json:
+        screen.print(_told(expected, len(runs), jobs), highlight=False, soft_wrap=True)
+    if estimate:
+        if as_json:
+            print_json([], {"estimate": _plain(expected, len(runs), jobs)})
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    results = _carried_out(runs, folder, jobs, checkpoint, expected)
+    _report(results, out, as_json, _plain(expected, len(runs), jobs))
+
+
+_RECORD = ("record", "points", "every", "draws")
+_SETTINGS = set(train.__annotations__) - {
+    "config", "jobs", "store", "checkpoint", "estimate", "out", "as_json", "return"
+}  # fmt: skip
+
+
+def _parsed(name: str, text: str) -> Any:
+    """A value, or with commas a list of them; the numbers of `diagonal:1,2` stay together."""
+    parts = re.split(r",(?=\s*[a-zA-Z./])" if name in _COVARIANCES else ",", text)
+    values = [_value(part.strip()) for part in parts]
+    return values if len(values) > 1 or name == "record" else values[0]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _carried_out(runs: "tuple[Run, ...]", store: "Store", jobs: int, checkpoint: float, expected: "Forecast") -> list:
+    from largeprompt import lab
+
+    from ._bars import Bars
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # what batch systems send first
+    try:
+        with Bars(runs) as bars:
+            options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each}
+            return lab.sweep(runs, store, jobs=jobs, **options)
+    except lab.Interrupted:
+        done = sum(store.path(run.hash).exists() for run in runs)
+        line = f"interrupted: {done} of {len(runs)} runs are finished, the others kept in {store.folder}"
+        errors.print(f"largeprompt: {line}; the same command goes on", highlight=False, soft_wrap=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
+    from largeprompt import lab
+    from largeprompt.paper import training
+
+    rows = lab.summary(results)
+    files = write(out, "training", training.risks(results), training.rows_as_dataset(rows))
+    if as_json:
+        runs = [
+            {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
+            for data in results
+        ]
+        print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
+    else:
+        show(training.tables(rows), width=110)
+        name_files(files)
+
+
+def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
+    sizes = {"seconds": expected.seconds, "memory": expected.memory, "disk": expected.disk}
+    return {"runs": runs, "to_do": len(expected.each), "jobs": jobs, **sizes}
+
+
+def _told(expected: "Forecast", runs: int, jobs: int) -> str:
+    if not expected.each:
+        return f"{runs} runs, all in the store"
+    minutes, seconds = divmod(round(expected.seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    there = f", {runs - len(expected.each)} in the store" if runs > len(expected.each) else ""
+    sizes = f"{expected.memory / 2**20:.0f} MB of memory, {expected.disk / 2**20:.1f} MB of disk"
+    return f"{len(expected.each)} runs to do{there}, {jobs} at a time: about {time}, {sizes}"

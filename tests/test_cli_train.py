@@ -1,0 +1,211 @@
+"""`largeprompt train` and `largeprompt runs` as a user meets them, with a trainer that compiles nothing."""
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from rich.console import Console
+
+import stand_in
+from largeprompt import cli, lab
+from largeprompt.cli import _bars
+from largeprompt.lab import _run
+
+QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01")
+FILES = {f"training.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_run, "trainer_for", stand_in.trainer_for)
+    monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
+
+
+def largeprompt(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr()
+    return end.value.code, printed.out, printed.err
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    return lambda *arguments: largeprompt(capsys, monkeypatch, *arguments)
+
+
+def test_train_runs_a_sweep_once_and_tells_it_as_json(command):
+    options = ("train", *QUICK, "--sigma", "identity,kms:0.5", "--seeds", "2", "--attention", "pair", "--json")
+    code, out, err = command(*options)
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["estimate"]["to_do"] == 4
+    assert {Path(file).name for file in told["files"]} == FILES
+    assert {path.name for path in Path("results").iterdir()} == FILES
+    assert [(row["sigma"], row["attention"]) for row in told["rows"]] == [
+        ("identity", "softmax"),
+        ("identity", "linear"),
+        ("kms:0.5", "softmax"),
+        ("kms:0.5", "linear"),
+    ]
+    assert all(row["L"] == "inf" and row["runs"] == 2 for row in told["rows"])
+    assert len(told["runs"]) == 4
+    store = lab.Store("runs")
+    assert store.addresses() == sorted(run["hash"] for run in told["runs"])
+    kept = xr.load_dataset("results/training.nc", engine="scipy")
+    assert kept.risk.values.tolist() == [row["risk"] for row in told["rows"]]
+    again = json.loads(command(*options)[1])
+    assert again["estimate"]["to_do"] == 0
+    assert again["rows"] == told["rows"]
+
+
+def test_train_prints_its_estimate_and_its_table(command):
+    code, out, err = command("train", *QUICK, "--attention", "linear", "--store", "kept")
+    assert (code, err) == (0, "")
+    assert out.startswith("1 runs to do, 1 at a time: about 0 s, ")
+    assert "best softmax" in out
+    assert "written: results/training.svg" in out
+    assert len(lab.Store("kept").addresses()) == 1
+    assert command("train", *QUICK, "--attention", "linear", "--store", "kept")[1].startswith(
+        "1 runs, all in the store"
+    )
+
+
+def test_an_estimate_alone_runs_nothing(command, monkeypatch):
+    monkeypatch.setenv("LARGEPROMPT_STORE", "elsewhere")
+    code, out, _ = command("train", *QUICK, "--seeds", "3", "--estimate")
+    assert code == 0
+    assert out.startswith("3 runs to do")
+    assert not Path("elsewhere").exists()
+    assert not Path("results").exists()
+
+
+def test_options_override_the_file_and_arrays_come_from_files(command):
+    np.savez("start.npz", U=np.eye(3), V=np.ones((1, 3)))
+    Path("run.toml").write_text(
+        'L = inf\nd = 2\nsteps = 7\nparameters = "UV"\nattention="linear"\nstart = "start.npz"\n[record]\npoints = 2\n'
+    )
+    code, _, err = command("train", "--config", "run.toml", "--steps", "9", "--every", "4")
+    assert (code, err) == (0, "")
+    store = lab.Store("runs")
+    (address,) = store.addresses()
+    data = store.load(address)
+    assert data is not None
+    assert data.step.values.tolist() == [0, 1, 4, 8, 9]
+    np.testing.assert_array_equal(data.U.values[0, 0], np.eye(3))
+
+
+WRONG = [
+    (("--L", "ten"), "L is 'ten'; it must be a whole number of at least 1, or inf"),
+    (("--L", "10,0"), "L is 0; it must be a whole number of at least 1, or inf"),
+    (("--sigma", "toeplitz"), "the covariance is 'toeplitz'; for d = 5"),
+    (("--sigma", "diagonal:1,2"), "for d = 5"),
+    (("--rate", "-1"), "rate is -1; it must be a number above 0"),
+    (("--seeds", "0"), "seeds is 0; it must be at least 1"),
+    (("--record", "loss"), "record.what is 'loss'"),
+    (("--jobs", "0"), "--jobs is 0; it must be at least 1"),
+    (("--config", "missing.toml"), "missing.toml"),
+    (("--start", "missing.npz"), "missing.npz"),
+    (("--store", "/dev/null/here", *QUICK, "--attention", "linear"), "/dev/null"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_what_a_user_did_wrong_is_one_line(command, options, message):
+    code, out, err = command("train", *options)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in out + err
+
+
+def test_an_unknown_setting_of_a_file_is_named(command):
+    Path("run.toml").write_text("lenght = 10\n")
+    code, _, err = command("train", "--config", "run.toml")
+    assert code == 2
+    assert err.startswith("largeprompt: lenght = 10 is not a setting; they are L, attention,")
+
+
+def test_runs_are_listed_shown_exported_and_removed(command):
+    command("train", *QUICK, "--attention", "linear", "--seeds", "2")
+    code, out, err = command("runs", "list", "--json")
+    assert (code, err) == (0, "")
+    listed = json.loads(out)["runs"]
+    assert [run["status"] for run in listed] == ["finished", "finished"]
+    assert {run["weight_seed"] for run in listed} == {0, 1}
+    first, second = (run["hash"] for run in listed)
+    assert first[:12] in command("runs", "list")[1]
+    shown = command("runs", "show", first[:8])[1]
+    assert 'attention = "linear"' in shown
+    assert "status: finished" in shown
+    assert json.loads(command("runs", "show", first, "--json")[1])["linear"]["verdict"] == "unfinished"
+    for name in ("run.nc", "run.csv", "run.toml"):
+        assert command("runs", "export", first, name)[0] == 0
+    assert xr.load_dataset("run.nc", engine="scipy").attrs["hash"] == first
+    assert "risk" in Path("run.csv").read_text().splitlines()[0]
+    (run,) = lab.runs_from(lab.read_toml("run.toml"))
+    assert run.hash == first
+    assert command("runs", "export", first, "run.txt") == (
+        2,
+        "",
+        "largeprompt: the file is 'run.txt'; its name must end in .nc, .csv, .toml\n",
+    )
+    assert command("runs", "rm", second)[0] == 0
+    assert lab.Store("runs").addresses() == [first]
+
+
+@pytest.mark.parametrize("action", [("show", "abc"), ("rm", "abc"), ("export", "abc", "x.nc"), ("rm", "")])
+def test_a_run_that_is_not_there_is_one_line(command, action):
+    code, _, err = command("runs", *action)
+    assert code == 2
+    assert "has a hash that begins with" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_ambiguous_hash_removes_nothing(command):
+    Path("runs").mkdir()
+    for letter in "bc":
+        Path("runs", "a" + letter + "0" * 62 + ".nc").touch()
+    code, _, err = command("runs", "rm", "a")
+    assert code == 2
+    assert "2 runs in runs have a hash that begins with 'a': ab0000000000, ac0000000000" in err
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_damaged_file_is_named_in_the_list(command):
+    Path("runs").mkdir()
+    Path("runs", "a" * 64 + ".nc").write_text("nothing")
+    code, out, err = command("runs", "list")
+    assert code == 0
+    assert "0 runs in runs" in out
+    assert f"runs/{'a' * 64}.nc is damaged" in err
+
+
+def test_each_run_at_work_has_a_bar_and_so_have_all_together(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(_bars, "errors", screen)
+    runs = lab.runs_from({"L": math.inf, "d": 2, "steps": 100, "seeds": 2})
+    with _bars.Bars(runs) as bars:
+        bars.moved(runs[0], 50, 1234.5, (0.25, 0.125))
+        bars.moved(runs[1], 10, 99.0, (0.5, 0.75))
+        bars.ended(runs[1], found=False)
+        texts = [(task.description, task.completed, task.fields["risk"]) for task in bars._progress.tasks]
+    assert texts == [
+        ("1 of 2 runs", 150, ""),
+        ("pair, identity, L = inf, seed 0", 50, "risk 0.2500, 0.1250"),
+    ]
+
+
+def test_bars_keep_still_where_there_is_no_terminal(capsys):
+    runs = lab.runs_from({"L": math.inf, "d": 2, "steps": 100})
+    with _bars.Bars(runs) as bars:
+        bars.moved(runs[0], 50, 1234.5, (0.25, 0.125))
+        bars.ended(runs[0], found=True)
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == ""
