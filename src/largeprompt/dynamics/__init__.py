@@ -6,5 +6,11 @@ from ._flow import gradient_flow as gradient_flow
 from ._ladder import Ladder as Ladder
 from ._ladder import flow_ladder as flow_ladder
 from ._limits import flow_limit as flow_limit
+from ._sgd import FAR as FAR
+from ._sgd import AbstractTrainer as AbstractTrainer
+from ._sgd import Layers as Layers
+from ._sgd import ReferenceTrainer as ReferenceTrainer
+from ._sgd import State as State
+from ._sgd import Training as Training
 from ._start import alpha_range as alpha_range
 from ._start import structured_start as structured_start

@@ -38,3 +38,6 @@ from ._stationary import stationary_points as stationary_points
 from ._task import AbstractTask as AbstractTask
 from ._task import Instance as Instance
 from ._task import WithLoss as WithLoss
+from ._task import as_predictor as as_predictor
+from ._task import as_task as as_task
+from ._task import prediction as prediction

@@ -96,7 +96,9 @@ class LinearRegression(AbstractTask):
         dtype = self.Sigma.dtype
         W = jax.random.normal(of_task, (self.targets, self.d), dtype) @ root(self.Omega)
         x = root(self.query_Sigma) @ jax.random.normal(of_query, (self.d,), dtype)
-        return instance(Gaussian(jnp.zeros(self.dim, dtype), self.token_covariance(W)), W, x, self.noise, of_noise)
+        half, eta = root(self.Sigma), jnp.sqrt(self.noise) * jnp.eye(self.targets, dtype=dtype)
+        image = jnp.block([[half, jnp.zeros((self.d, self.targets), dtype)], [W @ half, eta]])
+        return instance(Gaussian.from_root(jnp.zeros(self.dim, dtype), image), W, x, self.noise, of_noise)
 
 
 class RegressionOn(AbstractTask):

@@ -19,10 +19,19 @@ class Gaussian(AbstractMeasure):
 
     m: Float[Array, " D"]
     Gamma: Float[Array, "D D"]
+    _root: Float[Array, "D r"] | None
 
     def __init__(self, mean: Numbers, cov: Numbers):
         self.m = checks.vector("mean", mean)
         self.Gamma = checks.covariance("cov", cov, self.m.shape[0])
+        self._root = None
+
+    @classmethod
+    def from_root(cls, mean: Numbers, root: Numbers) -> "Gaussian":
+        r"""$\mathcal N(m, CC^\top)$ with the root C kept, so that sampling decomposes nothing."""
+        m = checks.vector("mean", mean)
+        C = checks.matrix("root", root, m.shape[0], None)
+        return eqx.tree_at(lambda mu: mu._root, cls(m, C @ C.T), C, is_leaf=lambda leaf: leaf is None)
 
     @property
     def dim(self) -> int:
@@ -42,10 +51,11 @@ class Gaussian(AbstractMeasure):
         return self.Gamma
 
     def _sample(self, key: PRNGKeyArray, n: int):
-        # A root by eigenvectors, not a Cholesky factor: Γ may be singular.
-        values, vectors = jnp.linalg.eigh(self.Gamma)
-        root = vectors * jnp.sqrt(jnp.maximum(values, 0))
-        return self.m + jax.random.normal(key, (n, self.dim), self.m.dtype) @ root.T
+        root = self._root
+        if root is None:  # by eigenvectors, not a Cholesky factor: Γ may be singular
+            values, vectors = jnp.linalg.eigh(self.Gamma)
+            root = vectors * jnp.sqrt(jnp.maximum(values, 0))
+        return self.m + jax.random.normal(key, (n, root.shape[1]), self.m.dtype) @ root.T
 
     def _subgaussian(self):
         return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(self.Gamma)[-1], 0))

@@ -1,0 +1,158 @@
+"""Arithmetic on many prompts at once: a *row* is one number of each of `LANES` prompts, and arrays are flat stacks of rows.
+
+Prompts as lanes, not tokens: then a prompt of ten tokens keeps the processor's vectors as busy as one of a thousand, and
+no sum runs across a vector. The rows of a D-vector follow one another. Offsets are constants times `LANES`, so that the
+compiler sees which rows are apart.
+"""
+
+import numba
+import numpy as np
+
+from ._elementary import FASTMATH, two_normals, with_widest_vectors
+from ._philox import philox
+
+f32, u32 = np.float32, np.uint32
+LANES = 64
+
+on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
+
+
+_CACHE_LINE = 64
+
+
+def aligned(n: int, dtype) -> np.ndarray:
+    """Zeros that start on a cache line: vectors across two lines cost twice."""
+    size = n * np.dtype(dtype).itemsize
+    room = np.zeros(size + _CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % _CACHE_LINE
+    return room[start : start + size].view(dtype)
+
+
+def rows(n: int, dtype=np.float32) -> np.ndarray:
+    """Room for n rows, rounded up to a multiple of four since normals come in fours."""
+    return aligned(-(-n // 4) * 4 * LANES, dtype)
+
+
+@numba.njit(forceinline=True)
+def row(r, j):
+    """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
+    return np.uintp(r * LANES + j)
+
+
+@on_lanes
+def fill_normals(out, start, n, prompt, step, stream, k0, k1):
+    """Rows from `start`, a multiple of four, as the normals of a stream; n of them, rounded up to a multiple of four."""
+    with_widest_vectors()
+    for index in range(start // 4, (start + n + 3) // 4):
+        for j in range(LANES):
+            a, b, c, d = philox(u32(index), u32(prompt + j), step, stream, k0, k1)
+            g, h = two_normals(a, b)
+            out[row(4 * index, j)] = g
+            out[row(4 * index + 1, j)] = h
+            g, h = two_normals(c, d)
+            out[row(4 * index + 2, j)] = g
+            out[row(4 * index + 3, j)] = h
+
+
+@on_lanes
+def dot(a, ra, b, rb, n, out, ro):
+    """Row `ro` of out = Σ_i a_i b_i over n rows."""
+    with_widest_vectors()
+    dot_strided(a, ra, 1, b, rb, 1, n, out, ro)
+
+
+@on_lanes
+def dot_strided(a, ra, sa, b, rb, sb, n, out, ro):
+    """Row `ro` of out = Σ_i a_i b_i over n rows, those of a and b `sa` and `sb` apart."""
+    with_widest_vectors()
+    for j in range(LANES):
+        out[row(ro, j)] = f32(0)
+    for i in range(n):
+        for j in range(LANES):
+            out[row(ro, j)] += a[row(ra + i * sa, j)] * b[row(rb + i * sb, j)]
+
+
+@on_lanes
+def add_multiple(out, ro, factor, rf, a, ra, n):
+    """Rows of out += factor · rows of a."""
+    with_widest_vectors()
+    for i in range(n):
+        for j in range(LANES):
+            out[row(ro + i, j)] += factor[row(rf, j)] * a[row(ra + i, j)]
+
+
+@on_lanes
+def subtract_multiple(out, ro, factor, rf, a, ra, n):
+    """Rows of out -= factor · rows of a."""
+    with_widest_vectors()
+    for i in range(n):
+        for j in range(LANES):
+            out[row(ro + i, j)] -= factor[row(rf, j)] * a[row(ra + i, j)]
+
+
+@on_lanes
+def apply(matrix, a, ra, n, out, ro):
+    """Rows of out = a matrix, the same for all lanes, times n rows of a."""
+    with_widest_vectors()
+    for i in range(matrix.shape[0]):
+        for j in range(LANES):
+            out[row(ro + i, j)] = f32(0)
+        k = 0
+        while k + 4 <= n:  # four columns a pass over the row
+            p, q, r, s = matrix[i, k], matrix[i, k + 1], matrix[i, k + 2], matrix[i, k + 3]
+            for j in range(LANES):
+                out[row(ro + i, j)] += (
+                    p * a[row(ra + k, j)]
+                    + q * a[row(ra + k + 1, j)]
+                    + r * a[row(ra + k + 2, j)]
+                    + s * a[row(ra + k + 3, j)]
+                )
+            k += 4
+        while k < n:
+            p = matrix[i, k]
+            for j in range(LANES):
+                out[row(ro + i, j)] += p * a[row(ra + k, j)]
+            k += 1
+
+
+@on_lanes
+def orthonormalise(columns, first, count, D, E, R, stride, work):
+    """Gram and Schmidt: directions E from column `first` on, orthonormal to E's earlier ones, and coordinates R.
+
+    Column c is Σ_i R[i, c] E_i. A column that depends on those before it, to rounding, gets E = 0: then it adds no
+    direction, and what is drawn across the span covers it. Twice, since once leaves float32 rounding in the span.
+    """
+    with_widest_vectors()
+    for c in range(first, first + count):
+        dot(columns, c * D, columns, c * D, D, work, 0)
+        for i in range(D):
+            for j in range(LANES):
+                E[row(c * D + i, j)] = columns[row(c * D + i, j)]
+        for i in range(c):
+            for j in range(LANES):
+                R[row(i * stride + c, j)] = f32(0)
+        for _ in range(2):
+            for i in range(c):
+                dot(E, i * D, E, c * D, D, work, 1)
+                subtract_multiple(E, c * D, work, 1, E, i * D, D)
+                for j in range(LANES):
+                    R[row(i * stride + c, j)] += work[row(1, j)]
+        dot(E, c * D, E, c * D, D, work, 1)
+        for j in range(LANES):
+            size = np.sqrt(work[row(1, j)])
+            there = work[row(1, j)] > f32(1e-10) * work[row(0, j)]
+            R[row(c * stride + c, j)] = size if there else f32(0)
+            work[row(2, j)] = f32(1) / size if there else f32(0)
+        for i in range(D):
+            for j in range(LANES):
+                E[row(c * D + i, j)] *= work[row(2, j)]
+
+
+@on_lanes
+def remove_span(vectors, start, count, D, E, first, last, work):
+    """Project `count` D-vectors from the `start`-th on off the span of E_first … E_last-1."""
+    with_widest_vectors()
+    for v in range(start, start + count):
+        for c in range(first, last):
+            dot(E, c * D, vectors, v * D, D, work, 0)
+            subtract_multiple(vectors, v * D, work, 0, E, c * D, D)

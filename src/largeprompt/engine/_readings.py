@@ -1,0 +1,242 @@
+r"""What each head reads off a prompt, drawn through the few numbers that a gradient sees: exact in law, jointly.
+
+In whitened coordinates tokens are $\zeta\sim\mathcal N(0,I)$. A head looks at them along two *columns*, $\alpha = C^\top u$
+and $\gamma = C^\top v$. The gradient needs its two *readings*: $\sum_la_l\zeta_l$ and $\sum_la_l(f_l-\bar f)\zeta_l$ of a
+softmax head, $\hat S\alpha$ and $\hat S\gamma$ of a linear one. With E an orthonormal basis of the softmax columns and
+$g_l = E^\top\zeta_l$, sums $\sum_l\kappa_l\zeta_l$ with coefficients that are functions of the $g_l$ are, given these,
+$$E\sum_l\kappa_lg_l + \Xi\Lambda^\top,\qquad \Lambda\Lambda^\top=(\kappa_c\cdot\kappa_{c'})_{cc'},$$
+with $\Xi$ standard normal across E. A linear head needs $\sum\zeta\zeta^\top$ along its columns. On the same tokens let
+$\kappa$ run over the softmax coefficients and the $g$ themselves, 2m in all; across E the tokens are $\Xi$ along the span
+of these and otherwise independent of everything so far: what is left of $\sum\zeta\zeta^\top$ there is $\Xi\Xi^\top$ plus
+a Wishart matrix of $L - 2m$ degrees. With no softmax head, m = 0 and only the Wishart matrix is left.
+"""
+
+import numpy as np
+
+from ._elementary import exp2, with_widest_vectors
+from ._lanes import (
+    LANES,
+    add_multiple,
+    dot,
+    dot_strided,
+    fill_normals,
+    on_lanes,
+    orthonormalise,
+    remove_span,
+    row,
+)
+from ._philox import ACROSS, TOKENS
+from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
+from ._wishart import bartlett
+
+f32, f64 = np.float32, np.float64
+
+
+@on_lanes
+def coefficients(m, sums, products, gram):
+    r"""The Gram matrix of the coefficients $a_h$, $p_h = a_h(f_h-\bar f_h)$ and the coordinates $g_i$, in float64.
+
+    2m by 2m, coefficients before coordinates, the lower half filled; without `products` all but the square of the g.
+    """
+    with_widest_vectors()
+    n = 2 * m
+    xg, xx, gg = m, m + m * m, m + 2 * m * m
+    for h in range(m // 2):
+        for other in range(h + 1):
+            for j in range(LANES):
+                Z, Zo = sums[row(2 * h, j)], sums[row(2 * other, j)]
+                f, fo = sums[row(2 * h + 1, j)] / Z, sums[row(2 * other + 1, j)] / Zo
+                scale = 1.0 / (Z * Zo)
+                at, to = xx + 2 * h * m + 2 * other, 2 * h * n + 2 * other
+                aa, ap = sums[row(at, j)], sums[row(at + 1, j)]
+                pa, pp = sums[row(at + m, j)], sums[row(at + m + 1, j)]
+                gram[row(to, j)] = scale * aa
+                gram[row(to + 1, j)] = scale * (ap - fo * aa)
+                gram[row(to + n, j)] = scale * (pa - f * aa)
+                gram[row(to + n + 1, j)] = scale * (pp - fo * pa - f * ap + f * fo * aa)
+        for i in range(m):
+            for j in range(LANES):
+                Z = sums[row(2 * h, j)]
+                f = sums[row(2 * h + 1, j)] / Z
+                at, to = xg + 2 * h * m + i, (m + i) * n + 2 * h
+                ag, pg = sums[row(at, j)], sums[row(at + m, j)]
+                gram[row(to, j)] = ag / Z
+                gram[row(to + 1, j)] = (pg - f * ag) / Z
+    if products:
+        for i in range(m):
+            for k in range(i + 1):
+                for j in range(LANES):
+                    gram[row((m + i) * n + m + k, j)] = sums[row(gg + i * m + k, j)]
+
+
+@on_lanes
+def cholesky(gram, n, stride, root):
+    """The lower triangular root of n by n Gram matrices; a pivot that rounding made negative counts as 0."""
+    with_widest_vectors()
+    for c in range(n):
+        for i in range(c + 1):
+            at = c * stride + i
+            for j in range(LANES):
+                root[row(at, j)] = gram[row(at, j)]
+            for k in range(i):
+                for j in range(LANES):
+                    root[row(at, j)] -= root[row(c * stride + k, j)] * root[row(i * stride + k, j)]
+            if i < c:
+                for j in range(LANES):
+                    pivot = root[row(i * stride + i, j)]
+                    root[row(at, j)] = root[row(at, j)] / pivot if pivot > 0.0 else 0.0
+            else:
+                for j in range(LANES):
+                    root[row(at, j)] = np.sqrt(max(root[row(at, j)], 0.0))
+
+
+@on_lanes
+def _as_float32(a, n, out):
+    with_widest_vectors()
+    for k in range(n * LANES):
+        out[k] = f32(a[k])
+
+
+@on_lanes
+def _clear(y, n):
+    with_widest_vectors()
+    for k in range(n * LANES):
+        y[k] = f32(0)
+
+
+@on_lanes
+def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
+    """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
+    with_widest_vectors()
+    orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
+    if m == 2:
+        sums_of_one_head(
+            L, w.R, n, products, w.S, w.sums, w.carried, w.bits, w.other, w.radial, w.angular, prompt, step, k0, k1
+        )
+    else:
+        sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
+    across = 2 * m if products else m
+    coefficients(m, w.sums, products, w.gram64)
+    cholesky(w.gram64, across, 2 * m, w.root64)
+    _as_float32(w.gram64, 4 * m * m, w.gram)
+    _as_float32(w.root64, 4 * m * m, w.root)
+    fill_normals(w.xi, 0, across * D, prompt, step, ACROSS, k0, k1)
+    remove_span(w.xi, 0, across, D, w.E, 0, m, w.work)
+    _clear(w.softmax, m * D)
+    for c in range(m):
+        for i in range(m):
+            add_multiple(w.softmax, c * D, w.gram, (m + i) * 2 * m + c, w.E, i * D, D)
+        for i in range(c + 1):
+            add_multiple(w.softmax, c * D, w.root, c * 2 * m + i, w.xi, i * D, D)
+
+
+@on_lanes
+def linear_readings(L, D, m, shared, w, prompt, step, k0, k1):
+    """The readings of the m / 2 linear heads into `w.linear`, on the tokens of `shared` / 2 softmax heads if any.
+
+    Their columns come after the shared ones in `w.columns`, and so do their directions in `w.E`.
+    """
+    with_widest_vectors()
+    n, across = shared + m, 2 * shared
+    degrees = L - across
+    r = min(m, degrees)
+    orthonormalise(w.columns, shared, m, D, w.E, w.R, n, w.work)
+    bartlett(degrees, m, w.T, w.below, prompt, step, k0, k1)
+    fill_normals(w.xi, across * D, r * D, prompt, step, ACROSS, k0, k1)
+    remove_span(w.xi, across, r, D, w.E, 0, n, w.work)
+    _clear(w.linear, m * D)
+    for c in range(m):
+        column = shared + c
+        for i in range(r):  # (Tᵀ R_c)_i, along the i-th direction across everything
+            dot_strided(w.T, i * m + i, m, w.R, (shared + i) * n + column, n, m - i, w.work, i)
+            add_multiple(w.linear, c * D, w.work, i, w.xi, (across + i) * D, D)
+        for i in range(m if r else 0):  # (T Tᵀ R_c)_i, along the i-th direction of the heads' own
+            dot(w.T, i * m, w.work, 0, min(i + 1, r), w.work, m)
+            add_multiple(w.linear, c * D, w.work, m, w.E, (shared + i) * D, D)
+    if shared:
+        _add_shared(D, m, shared, w)
+    scale = f32(1.0 / L)
+    for k in range(m * D * LANES):
+        w.linear[k] *= scale
+
+
+@on_lanes
+def _add_shared(D, m, shared, w):
+    """To each reading of a linear head, what the tokens along the softmax heads' directions and along Ξ add."""
+    with_widest_vectors()
+    n, across = shared + m, 2 * shared
+    _clear(w.cross, shared * D)
+    for i in range(shared):  # Σ_l g_li ζ⊥_l
+        for k in range(shared + i + 1):
+            add_multiple(w.cross, i * D, w.root, (shared + i) * across + k, w.xi, k * D, D)
+    for c in range(m):
+        column = shared + c
+        for i in range(shared):
+            dot(w.cross, i * D, w.columns, column * D, D, w.work, 0)
+            for k in range(shared):
+                low, high = min(i, k), max(i, k)
+                add_multiple(w.work, 0, w.gram, (shared + high) * across + shared + low, w.R, k * n + column, 1)
+            add_multiple(w.linear, c * D, w.work, 0, w.E, i * D, D)
+            add_multiple(w.linear, c * D, w.R, i * n + column, w.cross, i * D, D)
+        for k in range(across):
+            dot(w.xi, k * D, w.columns, column * D, D, w.work, 0)
+            add_multiple(w.linear, c * D, w.work, 0, w.xi, k * D, D)
+
+
+@on_lanes
+def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
+    """The readings of all heads from whole tokens, for prompts with fewer tokens than the other way has directions."""
+    with_widest_vectors()
+    fill_normals(w.tokens, 0, L * D, prompt, step, TOKENS, k0, k1)
+    _clear(w.softmax, softmax * D)
+    _clear(w.linear, linear * D)
+    for c in range(0, softmax, 2):
+        for l in range(L):
+            dot(w.tokens, l * D, w.columns, c * D, D, w.S, l)
+            dot(w.tokens, l * D, w.columns, (c + 1) * D, D, w.S, L + l)
+        _weights(L, w.S, w.work)
+        for l in range(L):
+            add_multiple(w.softmax, c * D, w.S, l, w.tokens, l * D, D)
+            add_multiple(w.softmax, (c + 1) * D, w.S, L + l, w.tokens, l * D, D)
+    for c in range(linear):
+        for l in range(L):
+            dot(w.tokens, l * D, w.columns, (softmax + c) * D, D, w.work, 0)
+            for j in range(LANES):
+                w.work[j] /= f32(L)
+            add_multiple(w.linear, c * D, w.work, 0, w.tokens, l * D, D)
+
+
+@on_lanes
+def _weights(L, S, work):
+    """Scores and values, L rows each, become the weights a and the coefficients a (f - Σ a f)."""
+    with_widest_vectors()
+    for j in range(LANES):
+        work[j] = S[j]
+    for l in range(1, L):
+        for j in range(LANES):
+            work[j] = max(work[j], S[row(l, j)])
+    for j in range(LANES):
+        work[row(1, j)] = f32(0)
+        work[row(2, j)] = f32(0)
+    for l in range(L):
+        for j in range(LANES):
+            weight = exp2(LOG2_E * (S[row(l, j)] - work[j]))
+            S[row(l, j)] = weight
+            work[row(1, j)] += weight
+    for l in range(L):
+        for j in range(LANES):
+            S[row(l, j)] /= work[row(1, j)]
+            work[row(2, j)] += S[row(l, j)] * S[row(L + l, j)]
+    for l in range(L):
+        for j in range(LANES):
+            S[row(L + l, j)] = S[row(l, j)] * (S[row(L + l, j)] - work[row(2, j)])
+
+
+@on_lanes
+def infinite_readings(D, softmax, linear, w):
+    """The readings off the law of the tokens: the columns themselves, for softmax and linear heads alike."""
+    with_widest_vectors()
+    for k in range(softmax * D * LANES):
+        w.softmax[k] = w.columns[k]
+    for k in range(linear * D * LANES):
+        w.linear[k] = w.columns[np.uintp(softmax * D * LANES + k)]

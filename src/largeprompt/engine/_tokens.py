@@ -1,0 +1,250 @@
+r"""The loop over tokens: sums over a prompt of products of softmax weights, values and the coordinates that are drawn.
+
+A head h sees a token through its score $s_h$ and its value $f_h$, both linear in the coordinates $g$ of the token along an
+orthonormal basis: $s_h = \sum_iR_{i,2h}g_i$, $f_h = \sum_iR_{i,2h+1}g_i$. With $x_{2h} = e^{s_h}$ and $x_{2h+1} = e^{s_h}f_h$
+all that a gradient needs are $X_c = \sum x_c$, $\sum x_cg_i$, $\sum x_cx_{c'}$, and for a pair $\sum g_ig_{i'}$. Sums of
+float32 are carried over to float64 every few hundred tokens.
+"""
+
+import math
+
+import numba
+import numpy as np
+
+from ._elementary import FASTMATH, LARGEST_NORMAL, exp2, two_normals, with_widest_vectors
+from ._lanes import LANES, on_lanes, row
+from ._philox import TOKENS, philox, philox_pairs
+
+f32, u32, f64 = np.float32, np.uint32, np.float64
+LOG2_E = f32(math.log2(math.e))
+_LARGEST_EXPONENT = 125.0  # of two, in float32
+_CHUNK = 256  # pairs of tokens
+_SUMS = 11
+WIDE = 2 * LANES
+
+inlined = numba.njit(forceinline=True, fastmath=FASTMATH, error_model="numpy")
+
+
+@inlined
+def sums_of(m):
+    """How many sums m columns have: X, x·g, x·x and g·g, whole square matrices for plain indexing."""
+    return m + 3 * m * m
+
+
+@on_lanes
+def must_shift(R, m, stride):
+    """Whether the square of a weight may leave float32 for some lane: then scores are taken from their maximum."""
+    with_widest_vectors()
+    limit = f32((_LARGEST_EXPONENT / (2 * LOG2_E * LARGEST_NORMAL)) ** 2 / m)
+    for c in range(0, m, 2):
+        for j in range(LANES):
+            square = f32(0)
+            for i in range(m):
+                square += R[row(i * stride + c, j)] ** 2
+            if square > limit:
+                return True
+    return False
+
+
+@on_lanes
+def _carry(S, first, count, sums):
+    """Add `count` rows of float32 sums to the float64 ones, and clear them."""
+    with_widest_vectors()
+    for i in range(count):
+        for j in range(LANES):
+            sums[row(i, j)] += S[row(first + i, j)]
+            S[row(first + i, j)] = f32(0)
+
+
+@on_lanes
+def _bits(index, bits, other, prompt, step, k0, k1):
+    """The four words of a counter for each lane: those of one token in even places, of the next in odd ones."""
+    with_widest_vectors()
+    for j in range(LANES):
+        bits[j], other[j] = philox_pairs(u32(index), u32(prompt + j), step, TOKENS, k0, k1)
+
+
+def _adding(products: bool):
+    """One head, two tokens a lane in places 2j and 2j + 1: with or without the products that a linear head needs.
+
+    Rows 0 to 3 of S, of double width: β log2 e, the shift of the scores, the two coordinates of the value; then sums.
+    """
+
+    @on_lanes
+    def add(radial, angular, S):
+        with_widest_vectors()
+        for j in range(WIDE):
+            g, h = two_normals(radial[j], angular[j])
+            w = exp2(S[j] * g - S[WIDE + j])
+            f = S[2 * WIDE + j] * g + S[3 * WIDE + j] * h
+            wf, o = w * f, w * w
+            of = o * f
+            S[4 * WIDE + j] += w
+            S[5 * WIDE + j] += w * g
+            S[6 * WIDE + j] += w * h
+            S[7 * WIDE + j] += wf * g
+            S[8 * WIDE + j] += wf * h
+            S[9 * WIDE + j] += o
+            S[10 * WIDE + j] += of
+            S[11 * WIDE + j] += of * f
+            if products:
+                S[12 * WIDE + j] += g * g
+                S[13 * WIDE + j] += g * h
+                S[14 * WIDE + j] += h * h
+
+    return add
+
+
+_add_with_products, _add = _adding(True), _adding(False)
+
+
+@on_lanes
+def _carry_wide(S, first_only, sums):
+    """Add the sums of both places of a lane, or of the first alone, to the float64 ones; clear them."""
+    with_widest_vectors()
+    for i in range(_SUMS):
+        for j in range(LANES):
+            at = np.uintp((4 + i) * WIDE + 2 * j)
+            sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
+        for j in range(WIDE):
+            S[np.uintp((4 + i) * WIDE + j)] = f32(0)
+
+
+@on_lanes
+def _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, k0, k1):
+    """Row 1 of S: the largest g of each prompt; the same numbers are drawn again afterwards."""
+    with_widest_vectors()
+    for j in range(WIDE):
+        S[WIDE + j] = f32(-1e30)
+    for i in range((L + 1) // 2):
+        _bits(i, bits, other, prompt, step, k0, k1)
+        for j in range(WIDE):
+            g, _ = two_normals(radial[j], angular[j])
+            S[WIDE + j] = max(S[WIDE + j], g)
+    for j in range(LANES):  # with L odd the second place may see one token too many: it only shifts
+        largest = max(S[WIDE + 2 * j], S[WIDE + 2 * j + 1])
+        S[WIDE + 2 * j] = largest
+        S[WIDE + 2 * j + 1] = largest
+
+
+@on_lanes
+def sums_of_one_head(L, R, stride, products, S, sums, carried, bits, other, radial, angular, prompt, step, k0, k1):
+    """The sums of one head, as rows X (2), x·g (4), x·x (4), g·g (4). `radial` and `angular` view `bits` and `other`."""
+    with_widest_vectors()
+    shifted = must_shift(R, 2, stride)
+    if shifted:
+        _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, k0, k1)
+    for j in range(LANES):
+        beta = R[j] * LOG2_E
+        for place in range(2 * j, 2 * j + 2):
+            S[place] = beta
+            S[WIDE + place] = beta * S[WIDE + place] if shifted else f32(0)
+            S[2 * WIDE + place] = R[LANES + j]
+            S[3 * WIDE + place] = R[row(stride + 1, j)]
+    for k in range(_SUMS * WIDE):
+        S[4 * WIDE + k] = f32(0)
+    for k in range(_SUMS * LANES):
+        carried[k] = 0.0
+    pairs = (L + 1) // 2
+    for i in range(pairs):
+        _bits(i, bits, other, prompt, step, k0, k1)
+        last = i == pairs - 1
+        if last and L % 2:  # what came before counts for both places, the last for the first alone
+            _carry_wide(S, False, carried)
+        if products:
+            _add_with_products(radial, angular, S)
+        else:
+            _add(radial, angular, S)
+        if last or i % _CHUNK == _CHUNK - 1:
+            _carry_wide(S, last and L % 2 == 1, carried)
+    order = (0, -1, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10)
+    for i in range(14):
+        for j in range(LANES):
+            sums[row(i, j)] = carried[row(max(order[i], 0), j)]
+    for j in range(LANES):  # Σ e^s f follows from Σ e^s g and Σ e^s h
+        sums[row(1, j)] = R[row(1, j)] * carried[row(1, j)] + R[row(stride + 1, j)] * carried[row(2, j)]
+
+
+@on_lanes
+def _coordinates(g, m, l, prompt, step, k0, k1):
+    """The m coordinates of token l."""
+    with_widest_vectors()
+    quarters = (m + 3) // 4
+    for q in range(quarters):
+        for j in range(LANES):
+            a, b, c, d = philox(u32(l * quarters + q), u32(prompt + j), step, TOKENS, k0, k1)
+            x, y = two_normals(a, b)
+            z, t = two_normals(c, d)
+            g[row(4 * q, j)] = x
+            g[row(4 * q + 1, j)] = y
+            g[row(4 * q + 2, j)] = z
+            g[row(4 * q + 3, j)] = t
+
+
+@on_lanes
+def _combination(R, stride, c, g, out, ro):
+    """Row `ro` of out = Σ_i R[i, c] g_i, the score or the value of a head."""
+    with_widest_vectors()
+    for j in range(LANES):
+        out[row(ro, j)] = R[row(c, j)] * g[j]
+    for i in range(1, c + 1):
+        for j in range(LANES):
+            out[row(ro, j)] += R[row(i * stride + c, j)] * g[row(i, j)]
+
+
+@on_lanes
+def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
+    """The sums of m / 2 heads. Rows of S: coordinates (a multiple of four), x (m), tops (m / 2), a score, the sums."""
+    with_widest_vectors()
+    x = (m + 3) // 4 * 4
+    top = x + m
+    score = top + m // 2
+    s = score + 1
+    n = sums_of(m)
+    shifted = must_shift(R, m, stride)
+    for h in range(m // 2):
+        for j in range(LANES):
+            S[row(top + h, j)] = f32(-np.inf) if shifted else f32(0)
+    if shifted:
+        for l in range(L):
+            _coordinates(S, m, l, prompt, step, k0, k1)
+            for h in range(m // 2):
+                _combination(R, stride, 2 * h, S, S, score)
+                for j in range(LANES):
+                    S[row(top + h, j)] = max(S[row(top + h, j)], LOG2_E * S[row(score, j)])
+    for i in range(n):
+        for j in range(LANES):
+            S[row(s + i, j)] = f32(0)
+            sums[row(i, j)] = 0.0
+    for l in range(L):
+        _coordinates(S, m, l, prompt, step, k0, k1)
+        for h in range(m // 2):
+            _combination(R, stride, 2 * h, S, S, score)
+            _combination(R, stride, 2 * h + 1, S, S, x + 2 * h + 1)
+            for j in range(LANES):
+                w = exp2(LOG2_E * S[row(score, j)] - S[row(top + h, j)])
+                S[row(x + 2 * h, j)] = w
+                S[row(x + 2 * h + 1, j)] *= w
+        for c in range(m):
+            for j in range(LANES):
+                S[row(s + c, j)] += S[row(x + c, j)]
+            for i in range(m):
+                at = s + m + c * m + i
+                for j in range(LANES):
+                    S[row(at, j)] += S[row(x + c, j)] * S[row(i, j)]
+            for i in range(c + 1):
+                at = s + m + m * m + c * m + i
+                for j in range(LANES):
+                    S[row(at, j)] += S[row(x + c, j)] * S[row(x + i, j)]
+                if products:
+                    at += m * m
+                    for j in range(LANES):
+                        S[row(at, j)] += S[row(c, j)] * S[row(i, j)]
+        if l % (2 * _CHUNK) == 2 * _CHUNK - 1 or l == L - 1:
+            _carry(S, s, n, sums)
+    for block in range(2):  # the other halves of x·x and g·g
+        first = m + (1 + block) * m * m
+        for c in range(m):
+            for i in range(c):
+                for j in range(LANES):
+                    sums[row(first + i * m + c, j)] = sums[row(first + c * m + i, j)]

@@ -1,0 +1,59 @@
+"""Wishart matrices by Bartlett's decomposition, a chi-squared draw a column, whatever the number of tokens."""
+
+import math
+
+import numpy as np
+
+from ._elementary import two_normals, with_widest_vectors
+from ._lanes import LANES, fill_normals, on_lanes, row
+from ._philox import BELOW_DIAGONAL, CHI, philox
+
+f32, u32, f64 = np.float32, np.uint32, np.float64
+
+
+@on_lanes
+def _chi(degrees, column, out, ro, prompt, step, k0, k1):
+    """A row of √χ² with that many degrees of freedom, by Marsaglia and Tsang's rejection (ACM TOMS 26, 2000).
+
+    The squeeze accepts nine lanes in ten without a logarithm; the others are settled one by one, with the next counters.
+    """
+    with_widest_vectors()
+    stream = u32(CHI + u32(column))
+    d = degrees / 2.0 - 1.0 / 3.0
+    c = 1.0 / math.sqrt(9.0 * d) if degrees > 1.0 else 0.0
+    for j in range(LANES):
+        first, second, third, _ = philox(u32(0), u32(prompt + j), step, stream, k0, k1)
+        x, _ = two_normals(first, second)
+        if degrees == 1.0:
+            out[row(ro, j)] = abs(x)
+        else:
+            v = 1.0 + c * f64(x)
+            uniform = (f64(third) + 0.5) * 2.0**-32
+            accepted = (v > 0.0) & (uniform < 1.0 - 0.0331 * f64(x * x) * f64(x * x))
+            out[row(ro, j)] = f32(math.sqrt(max(2.0 * d * v * v * v, 0.0))) if accepted else f32(-1)
+    for j in range(LANES):
+        attempt = 0
+        while out[row(ro, j)] < f32(0):
+            first, second, third, _ = philox(u32(attempt), u32(prompt + j), step, stream, k0, k1)
+            x, _ = two_normals(first, second)
+            v = 1.0 + c * f64(x)
+            if v > 0.0:
+                v = v * v * v
+                uniform = (f64(third) + 0.5) * 2.0**-32
+                if math.log(uniform) < 0.5 * f64(x) * f64(x) + d * (1.0 - v + math.log(v)):
+                    out[row(ro, j)] = f32(math.sqrt(2.0 * d * v))
+            attempt += 1
+
+
+@on_lanes
+def bartlett(degrees, m, T, below, prompt, step, k0, k1):
+    r"""The lower triangular $T$ (m by min(m, degrees), rows m apart) with $TT^\top$ Wishart of that many degrees."""
+    with_widest_vectors()
+    if m > 1:
+        fill_normals(below, 0, m * (m - 1) // 2, prompt, step, BELOW_DIAGONAL, k0, k1)
+    for c in range(m):
+        for i in range(min(c, degrees)):
+            for j in range(LANES):
+                T[row(c * m + i, j)] = below[row(c * (c - 1) // 2 + i, j)]
+        if c < degrees:
+            _chi(f64(degrees - c), c, T, c * m + c, prompt, step, k0, k1)
