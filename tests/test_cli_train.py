@@ -12,9 +12,8 @@ import xarray as xr
 from rich.console import Console
 
 import stand_in
-from largeprompt import cli, lab
+from largeprompt import cli, engine, lab
 from largeprompt.cli import _bars
-from largeprompt.lab import _run
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01")
 FILES = {f"training.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
@@ -23,7 +22,7 @@ FILES = {f"training.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_run, "trainer_for", stand_in.trainer_for)
+    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
     monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
 
 

@@ -1,14 +1,13 @@
 import pytest
-import stand_in
 
-from largeprompt import lab
-from largeprompt.lab import _run
+import stand_in
+from largeprompt import engine, lab
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Runs are carried out by a trainer that compiles nothing."""
-    monkeypatch.setattr(_run, "trainer_for", stand_in.trainer_for)
+    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
 
 
 @pytest.fixture

@@ -4,28 +4,23 @@ A request is a line of JSON: `settings` for `lab.sweep`, or `arguments` for the 
 the child prints. The answer is the child's process id; when it has ended, `PID STATUS` follows.
 """
 
-import importlib
 import json
 import os
 import sys
 import threading
 import warnings
-from pathlib import Path
 
 import jax
 
 import largeprompt
-from largeprompt import cli, lab
-from largeprompt.lab import _run
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from largeprompt import cli, engine, lab
 
 
 class Aloud(lab.Watcher):
     """Says when it works, and which runs it has carried out."""
 
     def moved(self, run, step, speed, risk):
-        if step % 100 == 0 and run.hash not in self.__dict__:  # a step with a risk: by then all is compiled
+        if step % 500 == 0 and run.hash not in self.__dict__:  # a step with a risk: by then all is compiled
             self.__dict__[run.hash] = True
             print("working", run.hash, flush=True)
 
@@ -74,7 +69,7 @@ def main():
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     warnings.simplefilter("ignore")  # JAX warns of forks; nothing of it has run here yet
-    _run.trainer_for = importlib.import_module("stand_in").trainer_for
+    assert engine.trainer_for  # imported here once, so that no child has to
     print("ready", flush=True)
     for line in sys.stdin:
         pid = os.fork()

@@ -31,7 +31,7 @@ def test_without_settings_a_run_is_the_paper_s():
 
 def test_the_hash_of_a_run_is_the_same_on_every_machine():
     run = lab.Run(L=10, engine="reference")
-    assert run.hash == "03ef16c1d424af589aecf9723d666c63249a79cdd5066f9d10e66e52f74cdafd"
+    assert run.hash == "6d9ce51016550fd4b4ee28a3ed6a04fecd1d5c06269a0fdb319954577b9e6702"
     assert lab.Run(L=10.0, rate=0.001, d=5, steps=int(5e5), head_dim=6, engine="reference").hash == run.hash
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from largeprompt import lab
+import stand_in
+from largeprompt import engine, lab
 from largeprompt.icl import risk
 from largeprompt.lab import _checkpoint, _execution
 
@@ -47,11 +48,7 @@ def interrupted_at(step, store, run=RUN):
 def whole(tmp_path_factory):
     """The same run without an interrupt."""
     with pytest.MonkeyPatch.context() as patch:
-        import stand_in
-
-        from largeprompt.lab import _run
-
-        patch.setattr(_run, "trainer_for", stand_in.trainer_for)
+        patch.setattr(engine, "trainer_for", stand_in.trainer_for)
         return lab.train(RUN, lab.Store(tmp_path_factory.mktemp("whole")))
 
 
@@ -254,6 +251,14 @@ def test_half_written_files_of_a_killed_process_are_cleared_away(store):
     half.touch()
     lab.train(RUN, store)
     assert not half.exists()
+
+
+def test_a_checkpoint_that_outlived_its_run_is_cleared_away(store, whole):
+    content = interrupted_at(150, store).read_bytes()
+    lab.train(RUN, store)
+    store.path(RUN.hash, "checkpoint").write_bytes(content)
+    assert lab.train(RUN, store).identical(whole)
+    assert not store.path(RUN.hash, "checkpoint").exists()
 
 
 def test_how_the_work_went_is_kept_apart(store):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from largeprompt import lab
+import stand_in
+from largeprompt import engine, lab
 from largeprompt.lab._forecast import _makespan, recorded_bytes
 from largeprompt.paper import training
 
@@ -33,10 +34,7 @@ class Listening(lab.Watcher):
 def results(tmp_path_factory):
     """Six runs, of which two were made to look trapped and one diverged."""
     with pytest.MonkeyPatch.context() as patch:
-        import stand_in
-        from largeprompt.lab import _run
-
-        patch.setattr(_run, "trainer_for", stand_in.trainer_for)
+        patch.setattr(engine, "trainer_for", stand_in.trainer_for)
         found = lab.sweep(RUNS, lab.Store(tmp_path_factory.mktemp("runs")))
     ends = ["converged", "trapped", "converged", "diverged", "unfinished", "trapped"]
     final = [0.05, 0.5, 0.06, np.nan, 0.07, 0.7]
@@ -114,12 +112,12 @@ def test_a_summary_has_a_row_for_all_that_differs_but_seeds(results, store):
 
 
 def test_a_table_tells_shares_and_both_populations(results):
-    console = Console(width=110, record=True, file=io.StringIO())
+    console = Console(width=120, record=True, file=io.StringIO())
     rows = lab.summary(results)
     for part in training.tables(rows):
         console.print(part)
     text = console.export_text()
-    assert "0.06000±0.00577" in text
+    assert "0.06000 ± 6e-03" in text
     assert "33% [10, 70]" in text
     assert "17% [3, 56]" in text
     assert "2 end at a mean risk of 0.60000" in text

@@ -62,7 +62,7 @@ def train(
     record: Annotated[Text, _option("--record", "Beside the risk: norms,distances,parameters,circuits.")] = None,
     points: Annotated[Text, _option("--points", "Log-spaced steps to record. [100]")] = None,
     every: Annotated[Text, _option("--every", "Record every n-th step as well.")] = None,
-    draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [8192]")] = None,
+    draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [32768]")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
     store: Folder = None,
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
@@ -157,7 +157,7 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
         ]
         print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
     else:
-        show(training.tables(rows), width=110)
+        show(training.tables(rows), width=120)
         name_files(files)
 
 

@@ -64,6 +64,10 @@ def attempt(
                 result = _Sitting(run, store, watcher, stop, checkpoint_seconds).carry_out()
                 watcher.ended(run, found=False)
                 return result
+    if store.path(run.hash, "checkpoint").exists():  # killed after the result was written and before this
+        with store.claim(run.hash) as alone:
+            if alone:
+                store.path(run.hash, "checkpoint").unlink(missing_ok=True)
     watcher.ended(run, found=True)
     return found
 

@@ -20,7 +20,7 @@ class Record:
     what: tuple[str, ...] = ("norms", "distances", "parameters")
     points: int = 100
     every: int | None = None
-    draws: int = 2**13
+    draws: int = 2**15
 
     def __post_init__(self):
         what: Any = self.what

@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -16,7 +16,6 @@ from largeprompt.attention import AbstractLayer, Head, MultiHead, SoftmaxAttenti
 from largeprompt.dynamics import AbstractTrainer, Training, structured_start
 from largeprompt.icl import LinearRegression, covariance_named
 
-from ._engine import trainer_for
 from ._record import Record
 from ._validity import ATTENTIONS, validated
 from ._weights import given_layer, of_kind
@@ -52,7 +51,7 @@ class Run:
     steps: int = 500_000
     weight_seed: int = 0
     data_seed: int = 0
-    engine: str = "auto"
+    engine: Literal["auto", "fused", "reference"] = "auto"
     record: Record = dataclasses.field(default_factory=Record)
 
     def __post_init__(self):
@@ -127,12 +126,14 @@ class Run:
         """The engine that carries it out."""
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError("runs are carried out in float64; call largeprompt.use_float64() first")
+        from largeprompt.engine import trainer_for  # imports a compiler, which settings do not need
+
         return trainer_for(self.training(), self.layers(), self.engine)
 
     @functools.cached_property
     def resolved(self) -> "Run":
         """The same run with its engine named: another engine draws other random numbers."""
-        return self if self.engine != "auto" else dataclasses.replace(self, engine=self.trainer().name)
+        return self if self.engine != "auto" else dataclasses.replace(self, engine=cast(Any, self.trainer().name))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain data, ready for JSON, with `inf` as text."""

@@ -32,21 +32,23 @@ def sweep(
     expected = seconds or {}
     order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
     work = _Work(runs, order, store, watcher, checkpoint_seconds)
-    threads = [threading.Thread(target=work.carry_out, daemon=True) for _ in range(jobs or usable_cores())]
-    for thread in threads:
-        thread.start()
+    ends = [work.begin() for _ in range(jobs or usable_cores())]
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
+        _wait(ends)
     except KeyboardInterrupt:
         work.stop.set()
-        for thread in threads:
-            thread.join()
+        _wait(ends)
         raise Interrupted from None
     if work.failure is not None:
         raise work.failure
     return [work.results[i] for i in range(len(runs))]
+
+
+def _wait(ends: list[threading.Event]) -> None:
+    # not for the threads themselves: an interrupted join takes a thread at work for one that has ended
+    for end in ends:
+        while not end.wait(0.2):
+            pass
 
 
 class _Work:
@@ -62,7 +64,20 @@ class _Work:
         self.results: dict[int, xr.Dataset] = {}
         self.failure: BaseException | None = None
 
-    def carry_out(self) -> None:
+    def begin(self) -> threading.Event:
+        """Set a thread to work; the event comes when it has ended."""
+        end = threading.Event()
+
+        def carry_out() -> None:
+            try:
+                self._carry_out()
+            finally:
+                end.set()
+
+        threading.Thread(target=carry_out, daemon=True).start()
+        return end
+
+    def _carry_out(self) -> None:
         """Take run after run until none is left; one that another process is at goes to the end of the line."""
         while not self.stop.is_set():
             with self._lock:

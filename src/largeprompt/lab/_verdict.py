@@ -6,8 +6,8 @@ r"""Where a run ended, by one rule.
   (`predicted_excess`), but at least five standard errors of the final risk: so that the noise of SGD around the optimum
   counts as converged and no spurious minimum does.
 - *unfinished*: above the tolerance, and either still falling (over the second half of its steps the risk fell by more
-  than a tenth of what it is still above the optimum) or shorter than ten times the slowest time constant of the task,
-  $1/\lambda_{\min}(\Sigma\Omega)$, in units of rate times steps: 50 in the isotropic experiments, where the runs that
+  than a tenth of what it is still above the optimum) or shorter than twenty times the task's slowest time constant,
+  $1/\lambda_{\min}(\Sigma\Omega)$, in units of rate times steps: 100 in the isotropic experiments, where the runs that
   find the optimum have found it by then.
 - *trapped*: above the tolerance, long enough, and still. Saddles that hold a run for longer than it lasts are counted
   here: the risk alone does not tell them from minima, more steps do.
@@ -29,7 +29,7 @@ VERDICTS = ("converged", "trapped", "unfinished", "diverged")
 SHARE_OF_ZERO = 0.01
 SHARE_OF_EXCESS = 0.1
 STANDARD_ERRORS = 5.0
-TIME_CONSTANTS = 10.0
+TIME_CONSTANTS = 20.0
 _searching = threading.Lock()  # runs side by side share one search for an optimum
 
 

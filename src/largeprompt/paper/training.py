@@ -48,7 +48,7 @@ def _table(title: str, settings: list[str], rows: list[dict[str, Any]]) -> Table
     for row in rows:
         error = row["risk_stderr"]
         risk = "–" if math.isnan(row["risk"]) else f"{row['risk']:.5f}"
-        risk += "" if math.isnan(error) else f"±{error:.5f}"
+        risk += "" if math.isnan(error) else f" ± {error:.0e}"
         least = (f"{row[name]:.5f}" for name in ("linear_optimum", "softmax_optimum", "Bayes"))
         shares = (_share(row, name) for name in ("trapped", "diverged"))
         table.add_row(*(_text(row[name]) for name in settings), str(row["runs"]), risk, *least, *shares)
