@@ -1,8 +1,10 @@
+from collections.abc import Iterator
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import ndtri
 from scipy.stats import qmc
 
@@ -51,6 +53,24 @@ class Nodes(eqx.Module):
 
         return Nodes(apart(self.x), apart(self.W), apart(self.WS), apart(self.N), 1)
 
+    def pieces(self, n: int) -> "Iterator[Nodes]":
+        """Parts of every replicate, `n` nodes in each piece where there are as many."""
+        count = max(1, self.x.shape[-1] // n)
+        return (self if count == 1 else _piece(self, count, jnp.asarray(i)) for i in range(count))
+
+
+@eqx.filter_jit
+def _piece(nodes: Nodes, count: int, i: Int[Array, ""]) -> Nodes:
+    r = nodes.replicates
+
+    def part(leaf):
+        n = leaf.shape[-1]
+        return leaf.reshape(*leaf.shape[:-1], r, count, n // (r * count))[..., i, :].reshape(
+            *leaf.shape[:-1], n // count
+        )
+
+    return Nodes(part(nodes.x), part(nodes.W), part(nodes.WS), part(nodes.N), r)
+
 
 def regression_nodes(
     key: PRNGKeyArray, task: LinearRegression, n: int, replicates: int, *, of_query_only: bool = False
@@ -58,8 +78,13 @@ def regression_nodes(
     """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate."""
     d, k = task.d, 0 if of_query_only else task.targets
     normal = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d).T
-    normal = jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype)
-    W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, replicates * n), root(task.Omega))
+    return _placed(jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype), task, k, replicates)
+
+
+@eqx.filter_jit
+def _placed(normal: Float[Array, "m n"], task: LinearRegression, k: int, replicates: int) -> Nodes:
+    d, n = task.d, normal.shape[1]
+    W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, n), root(task.Omega))
     WS = jnp.einsum("kdn,de->ken", W, task.Sigma)
     x = root(task.query_Sigma) @ normal[:d]
     return Nodes(x, W, WS, jnp.einsum("kdn,jdn->kjn", WS, W), replicates)

@@ -11,7 +11,7 @@ from largeprompt import _checks as checks
 from largeprompt.attention import SoftmaxAttention, WeightMoments
 
 from ._aligned_risk import Coefficients, aligned_coefficients
-from ._closed_forms import gaussian_risk
+from ._closed_forms import Scalar, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._expansion import rate
 from ._nodes import Nodes, regression_nodes
@@ -68,18 +68,20 @@ def _limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
         return 1.0, jnp.zeros(())
     end = 1 / math.sqrt(2 * largest)
 
-    @jax.jit
-    def log_constant(omega):
-        return jnp.log(rate(aligned_blocks(omega * reading, 1 / omega, task), task))
-
     found = minimize_scalar(
-        lambda w: float(log_constant(w)),
+        lambda w: float(_log_constant(w, reading, task)),
         bounds=(1e-3 * end, end * (1 - 1e-9)),
         method="bounded",
         options={"xatol": 1e-12 * end},
     )
     scale = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
-    return scale, jnp.exp(log_constant(scale))
+    return scale, jnp.exp(_log_constant(scale, reading, task))
+
+
+@jax.jit
+def _log_constant(omega: Scalar, reading: Float[Array, "d d"], task: LinearRegression) -> Float[Array, ""]:
+    """The logarithm of the 1/L constant at A = ωWᵀ, r = 1/ω."""
+    return jnp.log(rate(aligned_blocks(omega * reading, 1 / omega, task), task))
 
 
 def common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | None, list[np.ndarray]]:

@@ -1,3 +1,4 @@
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -122,8 +123,9 @@ def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverN
     """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
     _, with_error = _value_and_error(function, layer)
     _, without_error = _value_and_error(eqx.tree_at(lambda f: f.theta, function, jnp.zeros(())), layer)
-    theta = jax.lax.stop_gradient(jnp.where(with_error <= without_error, 1.0, 0.0))
-    return eqx.tree_at(lambda f: f.theta, function, theta)
+    better = jax.lax.stop_gradient(with_error <= without_error)
+    # of the type of the ones it replaces: JAX would compile anew for another
+    return eqx.tree_at(lambda f: f.theta, function, better.astype(function.theta.dtype))
 
 
 def _power_of_two(draws: int) -> int:
@@ -159,11 +161,35 @@ def _refined(
         draws = min(_power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
 
 
-@eqx.filter_jit
 def _value_and_error(function: AbstractRisk, layer: AbstractLayer):
-    return function.value_and_error(layer)
+    return _pooled(_terms, function, layer)
+
+
+def _gradient_and_error(function: AbstractRisk, layer: AbstractLayer):
+    return _pooled(_gradient_terms, function, layer)
+
+
+def _pooled(terms: Callable[[AbstractRisk, AbstractLayer], Any], function: AbstractRisk, layer: AbstractLayer) -> Any:
+    """The mean and its standard error piece by piece, all of one shape: JAX would compile anew for every other size."""
+    parts = (terms(piece, layer) for piece in function.pieces(_FIRST_DRAWS))
+    return _finished(type(function), functools.reduce(functools.partial(_merged, type(function)), parts))
 
 
 @eqx.filter_jit
-def _gradient_and_error(function: AbstractRisk, layer: AbstractLayer):
-    return function.gradient_and_error(layer)
+def _terms(function: AbstractRisk, layer: AbstractLayer):
+    return function.terms(layer)
+
+
+@eqx.filter_jit
+def _gradient_terms(function: AbstractRisk, layer: AbstractLayer):
+    return function.gradient_terms(layer)
+
+
+@eqx.filter_jit
+def _merged(kind: type[AbstractRisk], first, second):
+    return kind.merged(first, second)
+
+
+@eqx.filter_jit
+def _finished(kind: type[AbstractRisk], total):
+    return kind.finished(total)

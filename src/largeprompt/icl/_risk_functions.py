@@ -1,5 +1,6 @@
 import abc
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -39,12 +40,34 @@ class AbstractRisk(eqx.Module):
         """The risk, and its gradient in the shape of the layer."""
 
     @abc.abstractmethod
-    def value_and_error(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The risk and its standard error."""
+    def terms(self, layer: AbstractLayer) -> Any:
+        """What `finished` makes the risk and its standard error of."""
 
     @abc.abstractmethod
+    def gradient_terms(self, layer: AbstractLayer) -> Any:
+        """The same for the gradient."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def merged(first: Any, second: Any) -> Any:
+        """The terms of two pieces as those of the whole."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def finished(terms: Any) -> tuple[Any, Any]:
+        """The mean and its standard error."""
+
+    def pieces(self, draws: int) -> "Iterable[AbstractRisk]":
+        """Averages over `draws` draws each, a power of two, that make up this one."""
+        return [self]
+
+    def value_and_error(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The risk and its standard error."""
+        return self.finished(self.terms(layer))
+
     def gradient_and_error(self, layer: AbstractLayer) -> tuple[AbstractLayer, AbstractLayer]:
         """The gradient and the standard error of each entry."""
+        return self.finished(self.gradient_terms(layer))
 
 
 class ClosedForm(AbstractRisk):
@@ -71,13 +94,19 @@ class ClosedForm(AbstractRisk):
     def value_and_gradient(self, layer):
         return eqx.filter_value_and_grad(self._value)(layer)
 
-    def value_and_error(self, layer):
-        value = self._value(layer)
-        return value, jnp.zeros_like(value)
+    def terms(self, layer):
+        return self._value(layer)
 
-    def gradient_and_error(self, layer):
-        gradient = eqx.filter_grad(self._value)(layer)
-        return gradient, jax.tree.map(jnp.zeros_like, gradient)
+    def gradient_terms(self, layer):
+        return eqx.filter_grad(self._value)(layer)
+
+    @staticmethod
+    def merged(first, second):
+        raise NotImplementedError("a closed form is in one piece")
+
+    @staticmethod
+    def finished(terms):
+        return terms, jax.tree.map(jnp.zeros_like, terms)
 
 
 class OverNodes(AbstractRisk):
@@ -111,26 +140,32 @@ class OverNodes(AbstractRisk):
     def value_and_gradient(self, layer):
         return eqx.filter_value_and_grad(lambda layer: self._replicates(layer).mean())(layer)
 
-    def value_and_error(self, layer):
-        return _mean_and_error(self._replicates(layer))
+    def terms(self, layer):
+        return jnp.ones(()), self._replicates(layer)
 
-    def gradient_and_error(self, layer):
+    def gradient_terms(self, layer):
         def of_replicate(nodes):
             function = eqx.tree_at(lambda f: f.nodes, self, nodes)
             return eqx.filter_grad(lambda layer: function._replicates(layer)[0])(layer)
 
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
-        gradients = eqx.filter_vmap(of_replicate)(self.nodes.split())
-        pairs = jax.tree.map(_mean_and_error, gradients)
-        return _part(gradients, pairs, 0), _part(gradients, pairs, 1)
+        return jnp.ones(()), eqx.filter_vmap(of_replicate)(self.nodes.split())
 
+    @staticmethod
+    def merged(first, second):
+        (m, means), (n, others) = first, second
+        return m + n, jax.tree.map(lambda a, b: (m * a + n * b) / (m + n), means, others)
 
-def _mean_and_error(x: Float[Array, "r *shape"]) -> tuple[Array, Array]:
-    return x.mean(axis=0), x.std(axis=0, ddof=1) / math.sqrt(x.shape[0])
+    @staticmethod
+    def finished(terms):
+        _, means = terms
+        error = jax.tree.map(lambda x: x.std(axis=0, ddof=1) / math.sqrt(x.shape[0]), means)
+        return jax.tree.map(lambda x: x.mean(axis=0), means), error
 
-
-def _part(tree: Any, pairs: Any, i: int) -> Any:
-    return jax.tree.map(lambda _, pair: pair[i], tree, pairs)
+    def pieces(self, draws):
+        if is_traced(self.nodes.x):
+            return [self]
+        return (eqx.tree_at(lambda f: f.nodes, self, nodes) for nodes in self.nodes.pieces(draws))
 
 
 class OverInstances(AbstractRisk):
@@ -153,8 +188,8 @@ class OverInstances(AbstractRisk):
         mu = with_query(prompt.measure, prompt.query, self.L) if self.query_in_prompt else prompt.measure
         return self.task._loss(prediction(layer._output(mu, prompt.query), self.task), prompt.target)
 
-    def _moments(self, function) -> tuple[Any, Any]:
-        """Mean over the keys of function(key), a tree of arrays, and its standard error, chunk by chunk."""
+    def _moments(self, function) -> tuple[Array, Any, Any]:
+        """How many keys, the mean of function(key), a tree of arrays, and its squared deviations, chunk by chunk."""
         n = self.keys.shape[0]
         tokens = 1 if math.inf == self.L else int(self.L)
         budget = max(1, min(n, 2**20 // (tokens * self.task.dim)))
@@ -162,23 +197,13 @@ class OverInstances(AbstractRisk):
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, self.keys[0]))
 
         def merge(carry, keys):
-            # of the two parts' means and squared deviations, so that a large mean does not drown a small spread
-            count, mean, square = carry
             terms = jax.vmap(function)(keys)
-            total = count + chunk
-
-            def merged(mean, square, terms):
-                centre = terms.mean(axis=0)
-                off = centre - mean
-                square = square + jnp.sum((terms - centre) ** 2, axis=0) + off**2 * (count * chunk / total)
-                return mean + off * (chunk / total), square
-
-            pairs = jax.tree.map(merged, mean, square, terms)
-            return (total, _part(mean, pairs, 0), _part(mean, pairs, 1)), None
+            mean = jax.tree.map(lambda x: x.mean(axis=0), terms)
+            square = jax.tree.map(lambda x, centre: jnp.sum((x - centre) ** 2, axis=0), terms, mean)
+            return self.merged(carry, (jnp.full((), float(chunk)), mean, square)), None
 
         chunks = self.keys.reshape((n // chunk, chunk, *self.keys.shape[1:]))
-        (_, mean, square), _ = jax.lax.scan(merge, (0.0, zeros, zeros), chunks)
-        return mean, jax.tree.map(lambda total: jnp.sqrt(total / max(n - 1, 1) / n), square)
+        return jax.lax.scan(merge, (jnp.zeros(()), zeros, zeros), chunks)[0]
 
     def value_and_gradient(self, layer):
         differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
@@ -186,19 +211,37 @@ class OverInstances(AbstractRisk):
         def of_key(key):
             return jax.value_and_grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        (value, gradient), _ = self._moments(of_key)
+        _, (value, gradient), _ = self._moments(of_key)
         return value, eqx.combine(gradient, static)
 
-    def value_and_error(self, layer):
+    def terms(self, layer):
         return self._moments(lambda key: self._loss(layer, key))
 
-    def gradient_and_error(self, layer):
+    def gradient_terms(self, layer):
         differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
 
         def of_key(key):
             return jax.grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        return tuple(eqx.combine(part, static) for part in self._moments(of_key))
+        count, *parts = self._moments(of_key)
+        return count, *(eqx.combine(part, static) for part in parts)
+
+    @staticmethod
+    def merged(first, second):
+        # of the parts' means and squared deviations, so that a large mean does not drown a small spread
+        (m, means, squares), (n, others, other_squares) = first, second
+        off = jax.tree.map(jnp.subtract, others, means)
+        squares = jax.tree.map(lambda a, b, off: a + b + off**2 * (m * n / (m + n)), squares, other_squares, off)
+        return m + n, jax.tree.map(lambda mean, off: mean + off * (n / (m + n)), means, off), squares
+
+    @staticmethod
+    def finished(terms):
+        n, mean, square = terms
+        return mean, jax.tree.map(lambda total: jnp.sqrt(total / jnp.maximum(n - 1, 1) / n), square)
+
+    def pieces(self, draws):
+        n = self.keys.shape[0]
+        return (eqx.tree_at(lambda f: f.keys, self, self.keys[i : i + draws]) for i in range(0, n, draws))
 
 
 def gaussian_form(layer: AbstractLayer, task: AbstractTask) -> AbstractAttention | None:
