@@ -8,13 +8,14 @@ $\varepsilon$ and of the error estimate.)
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
 
 _STAGES = 100  # at most; beyond it the step shrinks
 _DAMPING = 2 / 13
@@ -56,59 +57,89 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver):
         return 2
 
     def init(self, terms, t0, t1, y0, args):
-        f0 = terms.vf(t0, y0, args)
-        flat, _ = ravel_pytree(f0)
-        # any direction not orthogonal to the fastest one will do
-        direction = flat + 1e-3 * (1 + jnp.linalg.norm(flat)) * jnp.cos(jnp.arange(flat.size) + 1.0)
-        return f0, direction / jnp.linalg.norm(direction), jnp.asarray(False)
+        # the first step fills these in
+        flat, _ = ravel_pytree(y0)
+        return jax.tree.map(jnp.zeros_like, y0), jnp.zeros_like(flat), jnp.asarray(False)
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         f0, direction, warm = solver_state
         h = jnp.asarray(t1 - t0)
-        y_flat, unravel = ravel_pytree(y0)
-        f_flat, _ = ravel_pytree(f0)
+        y, unravel = ravel_pytree(y0)
 
         def field(flat):
             return ravel_pytree(terms.vf(t0, unravel(flat), args))[0]
 
-        radius, direction = _spectral_radius(field, y_flat, f_flat, direction, warm)
-        wanted = jnp.ceil(jnp.sqrt(1 + 1.6 * h * 1.1 * radius))
-        stages = jnp.clip(wanted, 2, _STAGES).astype(int)
-        y1 = _stages(field, y_flat, f_flat, h, stages)
-        f1 = field(y1)
-        error = 0.8 * (y_flat - y1) + 0.4 * h * (f_flat + f1)
+        taken = _evaluations(field, _start(y, ravel_pytree(f0)[0], direction, warm), y, h)
+        y1, f, f1 = taken.last, taken.f, taken.f1
+        error = 0.8 * (y - y1) + 0.4 * h * (f + f1)
         # past the last stable step the error estimate must not be believed
-        error = jnp.where(wanted > _STAGES, jnp.inf, error)
-        ks = jax.tree.map(lambda *k: jnp.stack(k), unravel(jnp.asarray(h * f_flat)), unravel(jnp.asarray(h * f1)))
+        error = jnp.where(_wanted(h, taken.radius) > _STAGES, jnp.inf, error)
+        ks = jax.tree.map(lambda *k: jnp.stack(k), unravel(jnp.asarray(h * f)), unravel(jnp.asarray(h * f1)))
         info = {"y0": y0, "y1": unravel(y1), "k": ks}
-        state = (unravel(f1), direction, jnp.asarray(True))
+        state = (unravel(f1), taken.direction, jnp.asarray(True))
         return unravel(y1), unravel(error), info, state, diffrax.RESULTS.successful
 
     def func(self, terms, t0, y0, args):
         return terms.vf(t0, y0, args)
 
 
-def _spectral_radius(field, y, f, direction, warm):
-    """Power iteration by differences: from scratch the first time, then one turn a step, as the radius moves slowly."""
+class _Taken(NamedTuple):
+    """What the evaluations of one step have found so far; `number` says which one is next."""
+
+    number: Array
+    turns: Array
+    f: Array
+    direction: Array
+    radius: Array
+    before: Array
+    last: Array
+    f1: Array
+
+
+def _start(y, f, direction, warm) -> _Taken:
+    # power iteration from scratch the first time, then one turn a step, as the radius moves slowly
+    turns, zero = jnp.where(warm, 1, 20), jnp.zeros_like(y)
+    return _Taken(jnp.where(warm, 1, 0), turns, f, direction, jnp.zeros((), y.dtype), y, y, zero)
+
+
+def _wanted(h, radius):
+    return jnp.ceil(jnp.sqrt(1 + 1.6 * h * 1.1 * radius))
+
+
+def _evaluations(field, start: _Taken, y, h) -> _Taken:
+    """The slope at y, turns of power iteration by differences, the stages, and the slope at their end.
+
+    One loop with one call of the field: written one after the other they would be compiled four times.
+    """
     size = 1e-7 * (1 + jnp.linalg.norm(y))
+    coefficients = jnp.asarray(_TABLE, y.dtype)
 
-    def turn(_, carry):
-        _, v = carry
-        image = (field(y + size * v) - f) / size
-        radius = jnp.linalg.norm(image)
-        return radius, jnp.where(radius > 0, image / jnp.where(radius > 0, radius, 1), v)
+    def stages(taken: _Taken):
+        return jnp.clip(_wanted(h, taken.radius), 2, _STAGES).astype(int)
 
-    return jax.lax.fori_loop(0, jnp.where(warm, 1, 20), turn, (jnp.zeros_like(size), direction))
+    def is_left(taken: _Taken):
+        # at least up to the last turn, which says how many stages there are
+        return (taken.number <= taken.turns) | (taken.number <= taken.turns + stages(taken))
 
-
-def _stages(field, y, f, h, stages):
-    table = jnp.asarray(_TABLE, y.dtype)[stages]
-    first = y + table[1, 2] * h * f
-
-    def stage(j, carry):
-        before, last = carry
+    def evaluation(taken: _Taken) -> _Taken:
+        number, turns, f, direction, radius, before, last, _ = taken
+        is_first, is_turn = number == 0, (number > 0) & (number <= turns)
+        found = field(jnp.where(is_first, y, jnp.where(is_turn, y + size * direction, last)))
+        f = jnp.where(is_first, found, f)
+        # any direction not orthogonal to the fastest one will do
+        first = f + 1e-3 * (1 + jnp.linalg.norm(f)) * jnp.cos(jnp.arange(f.size) + 1.0)
+        direction = jnp.where(is_first, first / jnp.linalg.norm(first), direction)
+        image = (found - f) / size
+        length = jnp.linalg.norm(image)
+        radius = jnp.where(is_turn, length, radius)
+        direction = jnp.where(is_turn & (length > 0), image / jnp.where(length > 0, length, 1), direction)
+        table = coefficients[stages(taken._replace(radius=radius))]
+        j = jnp.clip(number - turns + 1, 0, _STAGES)
         mu, nu, mu_tilde, gamma_tilde = table[j]
-        new = (1 - mu - nu) * y + mu * last + nu * before + h * (mu_tilde * field(last) + gamma_tilde * f)
-        return last, new
+        new = (1 - mu - nu) * y + mu * last + nu * before + h * (mu_tilde * found + gamma_tilde * f)
+        is_stage = (number > turns) & (number < turns + stages(taken))
+        before = jnp.where(is_stage, last, before)
+        last = jnp.where(is_stage, new, jnp.where(number == turns, y + table[1, 2] * h * f, last))
+        return _Taken(number + 1, turns, f, direction, radius, before, last, found)
 
-    return jax.lax.fori_loop(2, stages + 1, stage, (y, first))[1]
+    return jax.lax.while_loop(is_left, evaluation, start)

@@ -87,9 +87,12 @@ def gradient_flow(
     if solver not in get_args(Solver):
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(map(repr, get_args(Solver)))}")
     function = risk_function(layer, task, L, key, draws=draws)
-    _refuse_a_start_without_direction(function, layer)
+    _refuse_a_start_too_far(layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     solution = _solve(function, layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
+    if int(solution.stats["num_accepted_steps"]) == 0:
+        _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
+        checks.result("the gradient at the start", norm(gradient))
     record, parameters, ending, reached = _ending(solution, record)
     static = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
     layers = eqx.combine(parameters, static)
@@ -153,7 +156,7 @@ def _solve(
         solvers[solver],
         t0=jnp.zeros_like(end),
         t1=end,
-        dt0=None,
+        dt0=1e-6 * end,  # the controller lets it grow tenfold a step; to choose one takes two more gradients to compile
         y0=parameters,
         args=function,
         saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
@@ -164,12 +167,10 @@ def _solve(
     )
 
 
-def _refuse_a_start_without_direction(function: AbstractRisk, layer: AbstractLayer) -> None:
+def _refuse_a_start_too_far(layer: AbstractLayer) -> None:
     size = float(norm(layer))
     if size > _FAR:
         raise ValueError(f"the layer has weights of norm {size:.3g}; a flow must start below {_FAR:g}")
-    _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
-    checks.result("the gradient at the start", norm(gradient))
 
 
 def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
