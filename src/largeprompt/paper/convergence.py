@@ -7,14 +7,16 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt.attention import Head, SoftmaxAttention, softmax_form
-from largeprompt.concentration import deviation, rates
+from largeprompt.concentration import Rates, deviation, rates
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, Rademacher
 
 QUANTITIES = ("output", "V", "U")
@@ -42,7 +44,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(lengths=(10, 100, 1000), replicates=64, queries=8),
+    "smoke": Settings(lengths=(10, 1000), replicates=64, queries=8),
     "quick": Settings(lengths=(10, 30, 100, 300, 1000, 3000, 10_000, 30_000), replicates=256, queries=32),
 }
 
@@ -77,7 +79,7 @@ def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, 
     for i, (name, mu) in enumerate(laws(settings.dim).items()):
         law_key = jax.random.fold_in(root, i)
         queries = mu.sample(jax.random.fold_in(law_key, 0), settings.queries)
-        predicted = jax.vmap(lambda z, mu=mu: rates(layer, mu, z))(queries)
+        predicted = _rates(layer, mu, queries)
         constants[i] = [checks.result("the rate", getattr(predicted, q).mean()) for q in QUANTITIES]
         for j, L in enumerate(settings.lengths):
             result = deviation(layer, mu, queries, L, jax.random.fold_in(law_key, L), settings.replicates)
@@ -99,6 +101,12 @@ def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, 
             "seconds": time.perf_counter() - began,
         },
     )
+
+
+@eqx.filter_jit
+def _rates(layer: SoftmaxAttention, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Rates:
+    """The 1/L law at every query."""
+    return jax.vmap(lambda z: rates(layer, mu, z))(queries)
 
 
 def slopes(data: xr.Dataset) -> xr.Dataset:
