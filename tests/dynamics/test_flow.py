@@ -137,7 +137,12 @@ def test_the_ladder_of_lengths_comes_down_to_the_infinite_flow():
     """Lemma E.1: at a fixed time the distance falls with L, like 1/L early on. Theorem 4.3: so does the final risk."""
     heard = []
     ladder = flow_ladder(
-        structured_start(TASK, 0.3), TASK, [10, 100, 1000], [0.1, 100.0], report=lambda L, flow: heard.append(L)
+        structured_start(TASK, 0.3),
+        TASK,
+        [10, 100, 1000],
+        [0.1, 100.0],
+        report=lambda L, flow: heard.append(L),
+        draws=2**9,
     )
     assert heard == [math.inf, 10, 100, 1000]
     slope = np.polyfit(np.log(ladder.Ls), np.log(ladder.distance[:, 0]), 1)[0]
