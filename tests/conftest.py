@@ -19,6 +19,13 @@ largeprompt.use_float64()
 jax.config.update("jax_disable_most_optimizations", True)
 
 
+def pytest_configure(config):
+    """What one worker has compiled, now or in an earlier run, the other need not."""
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 @pytest.fixture
 def as_a_stranger():
     """Turn the run-time shape checks off, to see the errors that a user without them sees."""
