@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, errors, screen
-from ._output import name_files, print_json, show, write
+from ._output import name_files, print_json, progress, show, write
 
 if TYPE_CHECKING:
     from largeprompt.lab import Forecast, Run, Store
@@ -86,7 +86,8 @@ def train(
         raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.Store(store)
-    expected = lab.forecast(runs, folder, jobs)
+    with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
+        expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
     if not as_json:
         screen.print(_told(expected, len(runs), jobs), highlight=False, soft_wrap=True)
     if estimate:
