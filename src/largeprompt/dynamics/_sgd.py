@@ -55,7 +55,7 @@ class Training(eqx.Module):
 
 
 class State(NamedTuple):
-    """Layers after `step` steps. `diverged[i]` is the step at which layer i went beyond all bounds; it stays before it."""
+    """Layers after `step` steps. `diverged[i]` is the step at which layer i left all bounds; it stays where it was."""
 
     step: int
     layers: Layers

@@ -1,4 +1,4 @@
-"""The same training, in law, far faster: counter-based random numbers, exact low-dimensional sampling, fused kernels."""
+"""The same training, in law, far faster: counter-based random numbers, exact low-dimensional sampling, one kernel."""
 
 from ._choice import trainer_for as trainer_for
 from ._fused import FusedTrainer as FusedTrainer

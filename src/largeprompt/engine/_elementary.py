@@ -1,10 +1,11 @@
 """Elementary functions in float32 that compilers vectorise: 2^x, and two normals from two words of random bits.
 
-Each is a polynomial on a short interval, interpolated at Chebyshev nodes when this module is imported, with the exponent
-handled in the bits: relative error below 3e-7, no tables, no branches.
+Each is a polynomial on a short interval, interpolated at Chebyshev nodes when this module is imported, with the
+exponent handled in the bits: relative error below 3e-7, no tables, no branches.
 """
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,21 +33,19 @@ def _root_two_sine(q):
     return math.sqrt(2) * math.pi * np.sinc(np.sqrt(q))
 
 
-# -ln u for u = 2^(e-159)(1.5 + t): the part in t, with enough added that rounding never makes it negative
-_ABOVE_ROUNDING = 2e-7
+# -ln u for u = 2^e (1.5 + t): the part in t, with enough added that rounding never makes the whole negative
+_ABOVE_ROUNDING = 5e-7
 _E0, _E1, _E2, _E3, _E4, _E5 = _polynomial(np.exp2, -0.5, 0.5, 5)
-_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = _polynomial(
-    lambda t: 159 * math.log(2) - np.log(1.5 + t) + _ABOVE_ROUNDING, -0.5, 0.5, 8
-)
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = _polynomial(lambda t: _ABOVE_ROUNDING - np.log(1.5 + t), -0.5, 0.5, 7)
 _S0, _S1, _S2, _S3, _S4 = _polynomial(_root_two_sine, 0.0, 0.25, 4)
 _C0, _C1, _C2, _C3, _C4 = _polynomial(lambda q: math.sqrt(2) * np.cos(np.pi * np.sqrt(q)), 0.0, 0.25, 4)
 _LN2 = f32(math.log(2))
+_BIAS = i32(127 + 32)  # of float32's exponent, and u is a word over 2^32
 _SIGN, _MANTISSA, _ONE = u32(0x80000000), u32(0x7FFFFF), u32(0x3F800000)
 _ROUNDER = f32(1.5 * 2**23)  # a float32 near this is a whole number
 
 
-@intrinsic
-def as_bits(context, x):
+def _as_bits(context, x):
     """The bits of a float32."""
 
     def generate(context, builder, signature, arguments):
@@ -55,8 +54,7 @@ def as_bits(context, x):
     return types.uint32(types.float32), generate
 
 
-@intrinsic
-def from_bits(context, bits):
+def _from_bits(context, bits):
     """The float32 of given bits."""
 
     def generate(context, builder, signature, arguments):
@@ -65,8 +63,7 @@ def from_bits(context, bits):
     return types.float32(types.uint32), generate
 
 
-@intrinsic
-def with_widest_vectors(context):
+def _with_widest_vectors(context):
     """Asks LLVM for the machine's widest vectors in the function that calls this; by default it halves them."""
 
     def generate(context, builder, signature, arguments):
@@ -76,9 +73,15 @@ def with_widest_vectors(context):
     return types.none(), generate
 
 
+as_bits: Any = intrinsic(_as_bits)
+from_bits: Any = intrinsic(_from_bits)
+with_widest_vectors: Any = intrinsic(_with_widest_vectors)
+
+
 @scalar
 def exp2(x):
-    """2^x for x between -126 and 127; relative error below 3e-7."""
+    """2^x for x up to 127, relative error below 3e-7; below -126 it stays at 2^-126."""
+    x = max(x, f32(-126))
     shifted = x + _ROUNDER
     t = x - (shifted - _ROUNDER)
     p = _E0 + t * (_E1 + t * (_E2 + t * (_E3 + t * (_E4 + t * _E5))))
@@ -94,8 +97,8 @@ def two_normals(radial, angular):
     """
     bits = as_bits(f32(radial) + f32(0.5))
     t = from_bits((bits & _MANTISSA) | _ONE) - f32(1.5)
-    of_t = _L0 + t * (_L1 + t * (_L2 + t * (_L3 + t * (_L4 + t * (_L5 + t * (_L6 + t * (_L7 + t * _L8)))))))
-    radius = np.sqrt(of_t - _LN2 * f32(i32(bits >> u32(23))))
+    of_t = _L0 + t * (_L1 + t * (_L2 + t * (_L3 + t * (_L4 + t * (_L5 + t * (_L6 + t * _L7))))))
+    radius = np.sqrt(of_t - _LN2 * f32(i32(bits >> u32(23)) - _BIAS))
     radius = from_bits(as_bits(radius) ^ (angular & _SIGN))
     t = from_bits((angular & _MANTISSA) | _ONE) - f32(1.5)
     q = t * t

@@ -1,4 +1,4 @@
-"""The loop over steps: instances, columns, readings, gradients, a step down. One compiled function for each kind of run.
+"""The loop over steps: instances, columns, readings, gradients, a step down. One compiled function a kind of run.
 
 Compiled code is kept on disk by Numba under a name that depends on every source file of this folder, so that no change
 is missed; `nogil`, so that runs go on side by side in threads.
@@ -6,7 +6,6 @@ is missed; `nogil`, so that runs go on side by side in threads.
 
 import functools
 import hashlib
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,17 +17,18 @@ from ._lanes import LANES, aligned, apply, dot, fill_normals, on_lanes, row, row
 from ._philox import INSTANCE
 from ._readings import infinite_readings, linear_readings, softmax_readings, whole_token_readings
 from ._tokens import sums_of
-from ._weights import Weights, descend, look
+from ._weights import descend, look
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
+_LONG = 16  # from this dimension on, vectors run along it where they can
 across_lanes = numba.njit(fastmath=FASTMATH | {"reassoc"}, error_model="numpy", nogil=True)
 
 
 class Law(NamedTuple):
     """Regression in the coordinates of the sampling: tokens x = B x̂ and queries x = B_q x̂, both standard normal in x̂.
 
-    Given ε standard normal, labels are ŵ·x̂ + noise with ŵ = F ε, and the query's is (F_q ε)·x̂ + noise. Where `diagonal`,
-    F and F_q are the same diagonal matrix; where `plain`, B and B_q are the identity.
+    Given ε standard normal, labels are ŵ·x̂ + noise with ŵ = F ε, and the query's is (F_q ε)·x̂ + noise. Where
+    `diagonal`, F and F_q are the same diagonal matrix; where `plain`, B and B_q are the identity.
     """
 
     B: np.ndarray
@@ -67,6 +67,7 @@ class Workspace(NamedTuple):
     softmax: np.ndarray
     linear: np.ndarray
     work: np.ndarray
+    queries: np.ndarray
     bits: np.ndarray
     other: np.ndarray
     radial: np.ndarray
@@ -104,7 +105,9 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     wide = {"sums", "carried", "gram64", "root64"}
     parts = [rows(max(size, 1), np.float64 if name in wide else np.float32) for name, size in sizes.items()]
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
-    return Workspace(*parts, bits, other, bits.view(np.uint32), other.view(np.uint32))
+    padded = -(-d // _LONG) * _LONG
+    queries = aligned((LANES + 1) * padded, np.float32).reshape(LANES + 1, padded)
+    return Workspace(*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32))
 
 
 @on_lanes
@@ -176,38 +179,55 @@ def _weigh(d, c, readings, law, s):
 
 
 @across_lanes
-def _sum_of_products(a, ra, b, rb, n, out):
-    """out[k] += Σ_lanes a · b_k, four at a time; float32 within the lanes, float64 from group to group."""
+def _sum_over_lanes(D, h, readings, queries, dv, dU):
+    """Add Σ_lanes m to dv and, for few covariates, Σ_lanes k xᵀ to dU; float32 within the lanes, float64 beyond."""
     with_widest_vectors()
-    k = 0
-    while k + 4 <= n:
-        p, q, r, t = f32(0), f32(0), f32(0), f32(0)
+    d = D - 1
+    for i in range(D):
+        m, k = 2 * h * D + i, (2 * h + 1) * D + i
+        total = f32(0)
         for j in range(LANES):
-            x = a[row(ra, j)]
-            p += x * b[row(rb + k, j)]
-            q += x * b[row(rb + k + 1, j)]
-            r += x * b[row(rb + k + 2, j)]
-            t += x * b[row(rb + k + 3, j)]
-        out[k] += p
-        out[k + 1] += q
-        out[k + 2] += r
-        out[k + 3] += t
-        k += 4
-    while k < n:
-        p = f32(0)
-        for j in range(LANES):
-            p += a[row(ra, j)] * b[row(rb + k, j)]
-        out[k] += p
-        k += 1
+            total += readings[row(m, j)]
+        dv[h, i] += total
+        if d < _LONG:
+            for c in range(d):
+                total = f32(0)
+                for j in range(LANES):
+                    total += readings[row(k, j)] * queries[row(c, j)]
+                dU[h, i, c] += total
 
 
-@across_lanes
-def _sum(a, ra):
+@on_lanes
+def _transpose(a, n, out):
+    """n rows of lanes as lanes of rows: out[j, i]."""
+    for i in range(n):
+        for j in range(LANES):
+            out[j, i] = a[row(i, j)]
+
+
+@on_lanes
+def _add_outer_products(a, ra, transposed, n, out):
+    """out[k] += Σ_lanes a · b_k with b given lane by lane, and a last row for the sums: here vectors run along k."""
     with_widest_vectors()
-    total = f32(0)
-    for j in range(LANES):
-        total += a[row(ra, j)]
-    return total
+    padded = transposed.shape[1]
+    for k in range(padded):
+        transposed[LANES, k] = f32(0)
+    for j in range(0, LANES, 8):
+        p, q, r, s = a[row(ra, j)], a[row(ra, j + 1)], a[row(ra, j + 2)], a[row(ra, j + 3)]
+        t, u, v, w = a[row(ra, j + 4)], a[row(ra, j + 5)], a[row(ra, j + 6)], a[row(ra, j + 7)]
+        for k in range(padded):
+            first = (
+                p * transposed[j, k] + q * transposed[j + 1, k] + r * transposed[j + 2, k] + s * transposed[j + 3, k]
+            )
+            second = (
+                t * transposed[j + 4, k]
+                + u * transposed[j + 5, k]
+                + v * transposed[j + 6, k]
+                + w * transposed[j + 7, k]
+            )
+            transposed[LANES, k] += first + second
+    for k in range(n):
+        out[k] += transposed[LANES, k]
 
 
 @on_lanes
@@ -219,9 +239,10 @@ def _gradients(d, w, first, readings, valid, law, s):
     for h in range(heads):
         _weigh(d, 2 * h, readings, law, s)
         _weigh(d, 2 * h + 1, readings, law, s)
-        for i in range(d + 1):
-            w.dv[h, i] += _sum(readings, 2 * h * (d + 1) + i)
-            _sum_of_products(readings, (2 * h + 1) * (d + 1) + i, s.drawn, 0, d, w.dU[h, i])
+        _sum_over_lanes(d + 1, h, readings, s.drawn, w.dv, w.dU)
+        if d >= _LONG:
+            for i in range(d + 1):
+                _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
 
 
 @functools.cache
@@ -260,13 +281,15 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                     _columns(d, line, law, m, s)
                 if L == 0:
                     infinite_readings(d + 1, m, n, s)
-                elif softmax and L < 2 * m:
+                elif softmax and 2 * m > L:
                     whole_token_readings(L, d + 1, m, n, s, prompt, t, k0, k1)
                 else:
                     if softmax:
                         softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
                     if linear:
                         linear_readings(L, d + 1, n, m, s, prompt, t, k0, k1)
+                if d >= _LONG:
+                    _transpose(s.drawn, d, s.queries)
                 if softmax:
                     _gradients(d, soft, 0, s.softmax, valid, law, s)
                 if linear:

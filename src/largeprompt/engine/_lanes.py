@@ -1,8 +1,8 @@
-"""Arithmetic on many prompts at once: a *row* is one number of each of `LANES` prompts, and arrays are flat stacks of rows.
+"""Arithmetic on many prompts at once: a *row* is one number of each of `LANES` prompts, an array is a stack of rows.
 
-Prompts as lanes, not tokens: then a prompt of ten tokens keeps the processor's vectors as busy as one of a thousand, and
-no sum runs across a vector. The rows of a D-vector follow one another. Offsets are constants times `LANES`, so that the
-compiler sees which rows are apart.
+Prompts as lanes, not tokens: then a prompt of ten tokens keeps the processor's vectors as busy as one of a thousand,
+and no sum runs across a vector. The rows of a D-vector follow one another. Offsets are constants times `LANES`, so that
+the compiler sees which rows are apart.
 """
 
 import numba
@@ -41,7 +41,7 @@ def row(r, j):
 
 @on_lanes
 def fill_normals(out, start, n, prompt, step, stream, k0, k1):
-    """Rows from `start`, a multiple of four, as the normals of a stream; n of them, rounded up to a multiple of four."""
+    """Rows from `start` as the normals of a stream; `start` is a multiple of four, and n is rounded up to one."""
     with_widest_vectors()
     for index in range(start // 4, (start + n + 3) // 4):
         for j in range(LANES):
@@ -92,27 +92,41 @@ def subtract_multiple(out, ro, factor, rf, a, ra, n):
 
 @on_lanes
 def apply(matrix, a, ra, n, out, ro):
-    """Rows of out = a matrix, the same for all lanes, times n rows of a."""
+    """Rows of out = a matrix, the same for all lanes, times n rows of a: four rows of out and four of a at a time."""
     with_widest_vectors()
-    for i in range(matrix.shape[0]):
-        for j in range(LANES):
+    m = matrix.shape[0]
+    i = 0
+    while i + 4 <= m:
+        for j in range(4 * LANES):
             out[row(ro + i, j)] = f32(0)
         k = 0
-        while k + 4 <= n:  # four columns a pass over the row
-            p, q, r, s = matrix[i, k], matrix[i, k + 1], matrix[i, k + 2], matrix[i, k + 3]
+        while k + 4 <= n:
+            b = matrix[i : i + 4, k : k + 4]
+            p, q, r, s = b[0, 0], b[0, 1], b[0, 2], b[0, 3]
+            t, u, v, w = b[1, 0], b[1, 1], b[1, 2], b[1, 3]
+            e, f, g, h = b[2, 0], b[2, 1], b[2, 2], b[2, 3]
+            c, d, y, z = b[3, 0], b[3, 1], b[3, 2], b[3, 3]
             for j in range(LANES):
-                out[row(ro + i, j)] += (
-                    p * a[row(ra + k, j)]
-                    + q * a[row(ra + k + 1, j)]
-                    + r * a[row(ra + k + 2, j)]
-                    + s * a[row(ra + k + 3, j)]
-                )
+                x0, x1 = a[row(ra + k, j)], a[row(ra + k + 1, j)]
+                x2, x3 = a[row(ra + k + 2, j)], a[row(ra + k + 3, j)]
+                out[row(ro + i, j)] += p * x0 + q * x1 + r * x2 + s * x3
+                out[row(ro + i + 1, j)] += t * x0 + u * x1 + v * x2 + w * x3
+                out[row(ro + i + 2, j)] += e * x0 + f * x1 + g * x2 + h * x3
+                out[row(ro + i + 3, j)] += c * x0 + d * x1 + y * x2 + z * x3
             k += 4
-        while k < n:
-            p = matrix[i, k]
+        for o in range(i, i + 4):
+            for rest in range(k, n):
+                p = matrix[o, rest]
+                for j in range(LANES):
+                    out[row(ro + o, j)] += p * a[row(ra + rest, j)]
+        i += 4
+    for o in range(i, m):
+        for j in range(LANES):
+            out[row(ro + o, j)] = f32(0)
+        for k in range(n):
+            p = matrix[o, k]
             for j in range(LANES):
-                out[row(ro + i, j)] += p * a[row(ra + k, j)]
-            k += 1
+                out[row(ro + o, j)] += p * a[row(ra + k, j)]
 
 
 @on_lanes

@@ -1,14 +1,16 @@
 r"""What each head reads off a prompt, drawn through the few numbers that a gradient sees: exact in law, jointly.
 
-In whitened coordinates tokens are $\zeta\sim\mathcal N(0,I)$. A head looks at them along two *columns*, $\alpha = C^\top u$
-and $\gamma = C^\top v$. The gradient needs its two *readings*: $\sum_la_l\zeta_l$ and $\sum_la_l(f_l-\bar f)\zeta_l$ of a
-softmax head, $\hat S\alpha$ and $\hat S\gamma$ of a linear one. With E an orthonormal basis of the softmax columns and
-$g_l = E^\top\zeta_l$, sums $\sum_l\kappa_l\zeta_l$ with coefficients that are functions of the $g_l$ are, given these,
+In whitened coordinates tokens are $\zeta\sim\mathcal N(0,I)$. A head looks at them along two *columns*, $\alpha =
+C^\top u$ and $\gamma = C^\top v$. The gradient needs its two *readings*: $\sum_la_l\zeta_l$ and $\sum_la_l(f_l-\bar
+f)\zeta_l$ of a softmax head, $\hat S\alpha$ and $\hat S\gamma$ of a linear one. With E an orthonormal basis of the
+softmax columns and $g_l = E^\top\zeta_l$, sums $\sum_l\kappa_l\zeta_l$ with coefficients that are functions of the
+$g_l$ are, given these,
 $$E\sum_l\kappa_lg_l + \Xi\Lambda^\top,\qquad \Lambda\Lambda^\top=(\kappa_c\cdot\kappa_{c'})_{cc'},$$
 with $\Xi$ standard normal across E. A linear head needs $\sum\zeta\zeta^\top$ along its columns. On the same tokens let
-$\kappa$ run over the softmax coefficients and the $g$ themselves, 2m in all; across E the tokens are $\Xi$ along the span
-of these and otherwise independent of everything so far: what is left of $\sum\zeta\zeta^\top$ there is $\Xi\Xi^\top$ plus
-a Wishart matrix of $L - 2m$ degrees. With no softmax head, m = 0 and only the Wishart matrix is left.
+$\kappa$ run over the softmax coefficients and the $g$ themselves, 2m in all; across E the tokens are $\Xi$ along the
+span of these and otherwise independent of everything so far: what is left of $\sum\zeta\zeta^\top$ there is
+$\Xi\Xi^\top$ plus a Wishart matrix of $L - 2m$ degrees. With no softmax head, m = 0 and only the Wishart matrix is
+left.
 """
 
 import numpy as np

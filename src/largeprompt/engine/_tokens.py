@@ -1,9 +1,9 @@
 r"""The loop over tokens: sums over a prompt of products of softmax weights, values and the coordinates that are drawn.
 
-A head h sees a token through its score $s_h$ and its value $f_h$, both linear in the coordinates $g$ of the token along an
-orthonormal basis: $s_h = \sum_iR_{i,2h}g_i$, $f_h = \sum_iR_{i,2h+1}g_i$. With $x_{2h} = e^{s_h}$ and $x_{2h+1} = e^{s_h}f_h$
-all that a gradient needs are $X_c = \sum x_c$, $\sum x_cg_i$, $\sum x_cx_{c'}$, and for a pair $\sum g_ig_{i'}$. Sums of
-float32 are carried over to float64 every few hundred tokens.
+A head h sees a token through its score $s_h$ and its value $f_h$, both linear in the coordinates $g$ of the token along
+an orthonormal basis: $s_h = \sum_iR_{i,2h}g_i$, $f_h = \sum_iR_{i,2h+1}g_i$. With $x_{2h} = e^{s_h}$ and $x_{2h+1} =
+e^{s_h}f_h$ all that a gradient needs are $X_c = \sum x_c$, $\sum x_cg_i$, $\sum x_cx_{c'}$, and for a pair $\sum
+g_ig_{i'}$. Sums of float32 are carried over to float64 every few hundred tokens.
 """
 
 import math
@@ -77,16 +77,15 @@ def _adding(products: bool):
             g, h = two_normals(radial[j], angular[j])
             w = exp2(S[j] * g - S[WIDE + j])
             f = S[2 * WIDE + j] * g + S[3 * WIDE + j] * h
-            wf, o = w * f, w * w
-            of = o * f
+            wf = w * f
             S[4 * WIDE + j] += w
             S[5 * WIDE + j] += w * g
             S[6 * WIDE + j] += w * h
             S[7 * WIDE + j] += wf * g
             S[8 * WIDE + j] += wf * h
-            S[9 * WIDE + j] += o
-            S[10 * WIDE + j] += of
-            S[11 * WIDE + j] += of * f
+            S[9 * WIDE + j] += w * w
+            S[10 * WIDE + j] += w * wf
+            S[11 * WIDE + j] += wf * wf
             if products:
                 S[12 * WIDE + j] += g * g
                 S[13 * WIDE + j] += g * h
@@ -129,7 +128,7 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, 
 
 @on_lanes
 def sums_of_one_head(L, R, stride, products, S, sums, carried, bits, other, radial, angular, prompt, step, k0, k1):
-    """The sums of one head, as rows X (2), x·g (4), x·x (4), g·g (4). `radial` and `angular` view `bits` and `other`."""
+    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4). `radial` and `angular` are views of the bits."""
     with_widest_vectors()
     shifted = must_shift(R, 2, stride)
     if shifted:

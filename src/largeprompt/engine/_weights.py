@@ -1,7 +1,8 @@
 r"""Weights of heads as arrays, and the chain rule between them and the (U, v) that the sampling sees.
 
-Each head predicts $v^\top m$ with $U = sK^\top Q$ and $v = V^\top o$; the (U, V) form is $K = I$ and $o = 1$, not learnt. In
-the coordinates of the sampling tokens are $z = B\hat z$ and queries $B_q\hat x$, so that $\hat U = B^\top UB_q$.
+Each head predicts $v^\top m$ with $U = sK^\top Q$ and $v = V^\top o$; the (U, V) form is $K = I$ and $o = 1$, not
+learnt. In the coordinates of the sampling tokens are $z = B\hat z$ and queries $B_q\hat x$, so that $\hat U = B^\top
+UB_q$.
 """
 
 from typing import NamedTuple
@@ -9,8 +10,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-# no fast arithmetic here: this is where a number that is not finite is noticed
-on_matrices = numba.njit(error_model="numpy", nogil=True)
+# sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
+on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
 
 
 class Weights(NamedTuple):
@@ -47,35 +48,77 @@ def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights
 
 
 @on_matrices
-def _product(a, b, out):
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] = 0.0
-        for k in range(b.shape[0]):
-            for j in range(out.shape[1]):
-                out[i, j] += a[i, k] * b[k, j]
+def _add_product(a, b, scale, out):
+    """out += scale · aᵀ b, four rows of b a pass."""
+    rows, columns = out.shape
+    for i in range(rows):
+        k = 0
+        while k + 4 <= b.shape[0]:
+            p, q, r, s = scale * a[k, i], scale * a[k + 1, i], scale * a[k + 2, i], scale * a[k + 3, i]
+            for j in range(columns):
+                out[i, j] += p * b[k, j] + q * b[k + 1, j] + r * b[k + 2, j] + s * b[k + 3, j]
+            k += 4
+        while k < b.shape[0]:
+            p = scale * a[k, i]
+            for j in range(columns):
+                out[i, j] += p * b[k, j]
+            k += 1
+
+
+@on_matrices
+def _set_product(a, b, plain, out):
+    """out = a b, or a's first columns where b is the identity."""
+    rows, columns = out.shape
+    for i in range(rows):
+        for j in range(columns):
+            out[i, j] = a[i, j] if plain else 0.0
+        if not plain:
+            for k in range(b.shape[0]):
+                for j in range(columns):
+                    out[i, j] += a[i, k] * b[k, j]
+
+
+@on_matrices
+def _set_product_transposed(a, b, plain, out):
+    """out = a bᵀ; where b is the identity, a itself with zeros after its last column."""
+    rows, columns = out.shape
+    for i in range(rows):
+        for j in range(columns):
+            total = 0.0
+            if plain:
+                total = a[i, j] if j < a.shape[1] else 0.0
+            else:
+                for k in range(a.shape[1]):
+                    total += a[i, k] * b[j, k]
+            out[i, j] = total
 
 
 @on_matrices
 def look(w, B, Bq, plain):
     """Û and v̂ of every head, with their slopes at 0; `plain` says that B and Bq are the identity."""
-    heads, k, D = w.K.shape
+    heads, _, D = w.K.shape
     for h in range(heads):
-        if plain:
-            w.K_hat[h] = w.K[h]
-            w.Q_hat[h] = w.Q[h, :, : D - 1]
+        _set_product(w.Q[h], Bq, plain, w.Q_hat[h])
+        U = w.dU[h]
+        if w.learns_K:
+            _set_product(w.K[h], B, plain, w.K_hat[h])
+            for i in range(D):
+                for j in range(D - 1):
+                    U[i, j] = 0.0
+            _add_product(w.K_hat[h], w.Q_hat[h], w.scale, U)
+        elif plain:
+            for i in range(D):
+                for j in range(D - 1):
+                    U[i, j] = w.Q_hat[h, i, j]
         else:
-            _product(w.K[h], B, w.K_hat[h])
-            _product(w.Q[h], Bq, w.Q_hat[h])
+            for i in range(D):
+                for j in range(D - 1):
+                    U[i, j] = 0.0
+            _add_product(B, w.Q_hat[h], 1.0, U)
         for i in range(D):
             for j in range(D - 1):
-                w.dU[h, i, j] = 0.0
-            for a in range(k):
-                for j in range(D - 1):
-                    w.dU[h, i, j] += w.K_hat[h, a, i] * w.Q_hat[h, a, j]
-            for j in range(D - 1):
-                w.U_hat[h, i, j] = w.scale * w.dU[h, i, j]
-                w.dU[h, i, j] = 0.0
+                w.U_hat[h, i, j] = U[i, j]
+                U[i, j] = 0.0
             w.dv[h, i] = 0.0
         for i in range(D):
             total = 0.0
@@ -92,20 +135,51 @@ def look(w, B, Bq, plain):
 
 
 @on_matrices
+def _slopes(w, h, B, Bq, plain):
+    r"""The slopes of head h in K, $s\hat Q(\partial\hat U)^\top B^\top$, in Q, $s\hat K
+
+    \,\partial\hat U B_q^\top$, and in v.
+    """
+    k, D = w.dK.shape
+    for i in range(D):
+        total = w.dv[h, i]
+        if not plain:
+            total = 0.0
+            for a in range(D):
+                total += B[i, a] * w.dv[h, a]
+        w.v[h, i] = total
+    dU, Q_hat, K_hat = w.dU[h], w.Q_hat[h], w.K_hat[h]
+    if not w.learns_K:
+        for i in range(D):  # Û = Bᵀ Q B_q: the slope in Q is B ∂Û B_qᵀ
+            for j in range(D - 1):
+                Q_hat[i, j] = dU[i, j] if plain else 0.0
+            if not plain:
+                for a in range(D):
+                    for j in range(D - 1):
+                        Q_hat[i, j] += B[i, a] * dU[a, j]
+        _set_product_transposed(Q_hat, Bq, plain, w.dQ)
+        return
+    for a in range(k):
+        for i in range(D):
+            total = 0.0
+            for j in range(D - 1):
+                total += Q_hat[a, j] * dU[i, j]
+            w.dQ[a, i] = w.scale * total
+    _set_product_transposed(w.dQ, B, plain, w.dK)
+    for a in range(k):
+        for j in range(D - 1):
+            Q_hat[a, j] = 0.0
+    _add_product(K_hat.T, dU, w.scale, Q_hat)
+    _set_product_transposed(Q_hat, Bq, plain, w.dQ)
+
+
+@on_matrices
 def descend(w, B, Bq, plain, rate, far):
     """One step down dU and dv, unless it ends beyond `far` or nowhere; whether it was taken."""
     heads, k, D = w.K.shape
-    square, at = 0.0, 0
+    at = 0
     for h in range(heads):
-        for i in range(D):  # the slope in v, in the room of v
-            total = w.dv[h, i]
-            if not plain:
-                total = 0.0
-                for a in range(D):
-                    total += B[i, a] * w.dv[h, a]
-            w.v[h, i] = total
-        _slope_in_K(w, h, B, plain)
-        _slope_in_Q(w, h, Bq, plain)
+        _slopes(w, h, B, Bq, plain)
         for a in range(k):
             for i in range(D):
                 w.moved[at] = w.K[h, a, i] - (rate * w.dK[a, i] if w.learns_K else 0.0)
@@ -119,6 +193,7 @@ def descend(w, B, Bq, plain, rate, far):
                 at += 1
             w.moved[at] = w.O[h, a] - (rate * slope if w.learns_O else 0.0)
             at += 1
+    square = 0.0
     for i in range(at):
         square += w.moved[i] * w.moved[i]
     if not square <= far * far:  # true for NaN as well
@@ -127,7 +202,8 @@ def descend(w, B, Bq, plain, rate, far):
     for h in range(heads):
         for a in range(k):
             for i in range(D):
-                w.K[h, a, i], w.Q[h, a, i] = w.moved[at], w.moved[at + 1]
+                w.K[h, a, i] = w.moved[at]
+                w.Q[h, a, i] = w.moved[at + 1]
                 at += 2
         for a in range(w.V.shape[1]):
             for i in range(D):
@@ -136,43 +212,3 @@ def descend(w, B, Bq, plain, rate, far):
             w.O[h, a] = w.moved[at]
             at += 1
     return True
-
-
-@on_matrices
-def _slope_in_K(w, h, B, plain):
-    r"""$s\hat Q\,(\partial\hat U)^\top B^\top$, by way of the room of the slope in Q."""
-    k, D = w.dK.shape
-    for a in range(k):
-        for i in range(D):
-            total = 0.0
-            for j in range(D - 1):
-                total += w.Q_hat[h, a, j] * w.dU[h, i, j]
-            w.dQ[a, i] = w.scale * total
-    for a in range(k):
-        for i in range(D):
-            total = w.dQ[a, i]
-            if not plain:
-                total = 0.0
-                for j in range(D):
-                    total += w.dQ[a, j] * B[i, j]
-            w.dK[a, i] = total
-
-
-@on_matrices
-def _slope_in_Q(w, h, Bq, plain):
-    r"""$s\hat K\,\partial\hat U\,B_q^\top$; nothing moves in the column of the empty label. In the room of Q̂."""
-    k, D = w.dQ.shape
-    for a in range(k):
-        for j in range(D - 1):
-            w.Q_hat[h, a, j] = 0.0
-        for i in range(D):
-            for j in range(D - 1):
-                w.Q_hat[h, a, j] += w.scale * w.K_hat[h, a, i] * w.dU[h, i, j]
-    for a in range(k):
-        for i in range(D):
-            total = w.Q_hat[h, a, i] if i < D - 1 else 0.0
-            if not plain:
-                total = 0.0
-                for j in range(D - 1):
-                    total += w.Q_hat[h, a, j] * Bq[i, j]
-            w.dQ[a, i] = total

@@ -15,7 +15,8 @@ f32, u32, f64 = np.float32, np.uint32, np.float64
 def _chi(degrees, column, out, ro, prompt, step, k0, k1):
     """A row of √χ² with that many degrees of freedom, by Marsaglia and Tsang's rejection (ACM TOMS 26, 2000).
 
-    The squeeze accepts nine lanes in ten without a logarithm; the others are settled one by one, with the next counters.
+    The squeeze accepts nine lanes in ten without a logarithm; the others are settled one by one, with the next
+    counters.
     """
     with_widest_vectors()
     stream = u32(CHI + u32(column))
