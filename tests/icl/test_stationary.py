@@ -145,7 +145,7 @@ def test_symmetries_leave_the_risk_alone(task):
 
 
 def test_bad_input_is_refused_in_one_line(as_a_stranger):
-    with pytest.raises(ValueError, match=r"^kind is 'cosine'; it must be 'linear' or 'softmax'$"):
+    with pytest.raises(ValueError, match=r"^kind is 'cosine'; it must be 'softmax' or 'linear'$"):
         stationary_points(FLAT, 10, f("cosine"))
     with pytest.raises(ValueError, match=r"^starts is -1; it must be at least 0$"):
         stationary_points(FLAT, 10, "linear", starts=-1)

@@ -7,8 +7,11 @@ from ._attention import LinearAttention as LinearAttention
 from ._attention import SoftmaxAttention as SoftmaxAttention
 from ._heads import Head as Head
 from ._heads import HeadJacobian as HeadJacobian
+from ._heads import Kind as Kind
+from ._heads import Merged as Merged
 from ._heads import MultiHead as MultiHead
 from ._heads import MultiHeadJacobian as MultiHeadJacobian
+from ._heads import attention_of as attention_of
 from ._heads import chain_rule as chain_rule
 from ._heads import merged_form as merged_form
 from ._heads import softmax_form as softmax_form

@@ -1,6 +1,6 @@
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,7 +13,15 @@ from largeprompt._typing import Numbers
 from ._attention import AbstractAttention, AbstractLayer, LinearAttention, SoftmaxAttention
 
 Kind = Literal["softmax", "linear"]
-_KINDS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
+Merged = TypeVar("Merged", bound=SoftmaxAttention | LinearAttention)
+
+
+def attention_of(kind: Kind) -> type[SoftmaxAttention] | type[LinearAttention]:
+    """The (U, V) form of a kind."""
+    kinds = {"softmax": SoftmaxAttention, "linear": LinearAttention}
+    if kind not in kinds:
+        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
+    return kinds[kind]
 
 
 def chain_rule(
@@ -59,8 +67,7 @@ class Head(AbstractLayer[HeadJacobian]):
         scale: float = 1.0,
         kind: Kind = "softmax",
     ):
-        if kind not in _KINDS:
-            raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
+        attention_of(kind)
         self.K = checks.matrix("K", K)
         self.Q = checks.matrix("Q", Q, *self.K.shape)
         self.V = checks.matrix("V", V, None, self.K.shape[1])
@@ -107,7 +114,7 @@ class Head(AbstractLayer[HeadJacobian]):
     def merged(self) -> SoftmaxAttention | LinearAttention:
         """The same map in its (U, V) form, U = s KᵀQ and V ← OV."""
         V = self.V if self.O is None else self.O @ self.V
-        return _KINDS[self.kind](self.scale * self.K.T @ self.Q, V)
+        return attention_of(self.kind)(self.scale * self.K.T @ self.Q, V)
 
     def _output(self, mu, z):
         return self.merged()._output(mu, z)

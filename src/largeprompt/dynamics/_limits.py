@@ -1,17 +1,14 @@
 import math
-from typing import TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
-from largeprompt.attention import LinearAttention, SoftmaxAttention
+from largeprompt.attention import LinearAttention, Merged, SoftmaxAttention
 from largeprompt.icl import LinearRegression, aligned_blocks, as_regression, best_reading, blocks, from_blocks
 
-Attention = TypeVar("Attention", bound=LinearAttention | SoftmaxAttention)
 
-
-def flow_limit(task: LinearRegression, init: Attention, L: int | float = math.inf) -> Attention:
+def flow_limit(task: LinearRegression, init: Merged, L: int | float = math.inf) -> Merged:
     r"""Where the gradient flow from a start of Assumption 5.1 ends.
 
     Along it $P = C = 0$ and $\|A\|_F^2 - kr^2$ stays, and the part of A that the risk does not see stays: with $\Pi$

@@ -1,23 +1,20 @@
 import math
 import warnings
-from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
-from largeprompt.attention import LinearAttention, SoftmaxAttention
+from largeprompt.attention import Kind, LinearAttention, SoftmaxAttention, attention_of
 from largeprompt.icl import LinearRegression, aligned_blocks, as_regression, from_blocks
-
-_KINDS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
 
 
 def structured_start(
     task: LinearRegression,
     alpha: float,
     Theta: Numbers | None = None,
-    kind: Literal["softmax", "linear"] = "softmax",
+    kind: Kind = "softmax",
 ) -> SoftmaxAttention | LinearAttention:
     r"""The start $U = \alpha\,\mathrm{diag}(\Theta\Theta^\top, 0)$, $V = \alpha(0, I)$ of Assumption 5.1.
 
@@ -25,15 +22,14 @@ def structured_start(
     range of Theorem 5.2 it warns: as printed it has $\|\Sigma\|_{op}$ where its source has $\|\Sigma\|_{op}^{1/2}$.
     """
     task = as_regression(task)
-    if kind not in _KINDS:
-        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
+    attention = attention_of(kind)
     alpha = float(checks.number("alpha", alpha))
     d = task.d
     given = jnp.eye(d) / d**0.25 if Theta is None else checks.matrix("Theta", Theta, d, None)
     product = given @ given.T
     _refuse_a_wrong_direction(given, product, task)
     _warn_outside_the_range(alpha, task)
-    return from_blocks(aligned_blocks(alpha * product, alpha, task), _KINDS[kind])
+    return from_blocks(aligned_blocks(alpha * product, alpha, task), attention)
 
 
 def alpha_range(task: LinearRegression) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 import math
-from typing import Generic, TypeVar
+from typing import Generic
 
 import equinox as eqx
 import jax
@@ -8,19 +8,17 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
-from largeprompt.attention import LinearAttention, SoftmaxAttention
+from largeprompt.attention import LinearAttention, Merged
 
 from ._closed_forms import Blocks, Scalar, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
 
-Attention = TypeVar("Attention", bound=LinearAttention | SoftmaxAttention)
 
-
-class Optimum(eqx.Module, Generic[Attention]):
+class Optimum(eqx.Module, Generic[Merged]):
     """A layer and its risk."""
 
-    attention: Attention
+    attention: Merged
     risk: Estimate
 
 
@@ -31,7 +29,7 @@ def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: Li
     return Blocks(A, zero, zero, r * jnp.eye(k, dtype=A.dtype))
 
 
-def from_blocks(parts: Blocks, kind: type[Attention]) -> Attention:
+def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
     """The layer of these blocks, with zeros where U meets the zeros of the query."""
     d, k = parts.A.shape[0], parts.R.shape[0]
     left = jnp.concatenate([parts.A, parts.C])
