@@ -34,11 +34,11 @@ def bayes_risk(
     `jax.random.key(0)`, until the standard error is `rtol` of the excess over $ks^2/2$ or `max_draws` are spent.
     Where the law is not Gaussian and the prompt long, two orders in $1/L$ serve, the next counted as standard error.
     """
-    task, L = as_regression(task), length(L)
+    task, L = _known_regression(task), _pairs(L)
     rtol = float(checks.number("rtol", rtol, at_least=0))
     max_draws = checks.count("max_draws", max_draws, at_least=2)
-    stream = jax.random.key(0) if key is None else checks.key(key)
-    problem, covariates = reduce(task), law_unless_gaussian(task)
+    stream = checks.key_or_default(key)
+    problem, covariates = _reduced(task), _law_unless_gaussian(task)
     n = len(problem.Lambda)
 
     def risk(remaining: float, method: str = "exact", stderr: float = 0.0) -> Estimate:
@@ -55,15 +55,15 @@ def bayes_risk(
     L = int(L)
     if covariates is None:
         if n <= EXACT_RANK:
-            return risk(learned_exactly(problem, L))
-        grams = wishart_grams(problem, L)
+            return risk(_learned_exactly(problem, L))
+        grams = _wishart_grams(problem, L)
     else:
-        learned, stderr = expansion(problem, L, covariates, stream)
+        learned, stderr = _expansion(problem, L, covariates, stream)
         # without noise both orders vanish at every L and say nothing
         if problem.noise > 0 and precise(learned, stderr):
             return risk(learned, "expansion in 1/L", stderr)
-        grams = prompt_grams(problem, L, covariates)
-    learned, stderr = sampled(problem, L, grams, stream, precise, max_draws)
+        grams = _prompt_grams(problem, L, covariates)
+    learned, stderr = _sampled(problem, L, grams, stream, precise, max_draws)
     return risk(learned, "Monte Carlo", stderr)
 
 
@@ -74,8 +74,8 @@ def deterministic_equivalent(task: Regression, L: int | float) -> Estimate:
     covariates of the experiments it is up to 9 % low near $L = d$ and 0.2 % low at $L = 50$. For covariates that are
     neither Gaussian nor independent no error is known.
     """
-    task, L = as_regression(task), length(L)
-    problem = reduce(task)
+    task, L = _known_regression(task), _pairs(L)
+    problem = _reduced(task)
     Lambda, K = problem.Lambda, np.diag(problem.K)
     if L == 0:
         learned = np.sum(K)
@@ -108,7 +108,7 @@ class Reduced(NamedTuple):
         return max(self.noise, least) / self.Lambda
 
 
-def reduce(task: Regression) -> Reduced:
+def _reduced(task: Regression) -> Reduced:
     r"""Drop what no prompt can teach: the directions $\Omega$ or $\Sigma$ leave out."""
     if isinstance(task, LinearRegression):
         Sigma, S = task.Sigma, task.query_Sigma
@@ -127,7 +127,7 @@ def reduce(task: Regression) -> Reduced:
     return Reduced(Lambda[learnable], P.T @ queried @ P, P.T @ prior, max(unidentified, 0.0), float(task.noise))
 
 
-def learned_exactly(problem: Reduced, L: int) -> float:
+def _learned_exactly(problem: Reduced, L: int) -> float:
     r"""$E\,\mathrm{tr}\,K(I+Z^\top Z/s^2)^{-1}$ for Gaussian $z$."""
     # z_i and -z_i have one law, so the mean of the inverse is diagonal and only the diagonal of K counts
     Lambda, K, n = problem.Lambda, np.diag(problem.K), len(problem.Lambda)
@@ -136,7 +136,7 @@ def learned_exactly(problem: Reduced, L: int) -> float:
     return resolvent_trace(K * problem.D, problem.D, L)
 
 
-def expansion(problem: Reduced, L: int, covariates: AbstractMeasure, key: PRNGKeyArray) -> tuple[float, float]:
+def _expansion(problem: Reduced, L: int, covariates: AbstractMeasure, key: PRNGKeyArray) -> tuple[float, float]:
     r"""Two orders in $1/L$ of the same mean for any law of $z$, with $R = (s^2+L\Lambda)^{-1}$, and their error:
 
     $$s^2\,\mathrm{tr}\,KR + s^2L\,\big(E\,(z^\top Rz)(z^\top RKRz) - \mathrm{tr}\,KR\Lambda R\Lambda R\big).$$
@@ -156,7 +156,7 @@ def expansion(problem: Reduced, L: int, covariates: AbstractMeasure, key: PRNGKe
 Grams = Callable[[PRNGKeyArray], Float[np.ndarray, "b n n"]]
 
 
-def wishart_grams(problem: Reduced, L: int) -> Grams:
+def _wishart_grams(problem: Reduced, L: int) -> Grams:
     r"""$Z^\top Z$ of Gaussian prompts."""
     n = len(problem.Lambda)
 
@@ -167,7 +167,7 @@ def wishart_grams(problem: Reduced, L: int) -> Grams:
     return grams
 
 
-def prompt_grams(problem: Reduced, L: int, covariates: AbstractMeasure) -> Grams:
+def _prompt_grams(problem: Reduced, L: int, covariates: AbstractMeasure) -> Grams:
     r"""$Z^\top Z$ of prompts of any law, whose tokens are drawn and forgotten in pieces."""
     prompts = max(1, TOKENS // L)
 
@@ -184,7 +184,7 @@ def prompt_grams(problem: Reduced, L: int, covariates: AbstractMeasure) -> Grams
     return grams
 
 
-def sampled(
+def _sampled(
     problem: Reduced,
     L: int,
     grams: Grams,
@@ -206,7 +206,7 @@ def sampled(
         while len(f) < goal:
             key, now = jax.random.split(key)
             A = grams(now)[: max_draws - len(f)]
-            f = np.append(f, left(problem, A))
+            f = np.append(f, _unlearned(problem, A))
             c = np.append(c, np.einsum("bij,ij->b", A, linear) - mean)
         centred = c - c.mean()
         spread = centred @ centred
@@ -217,7 +217,7 @@ def sampled(
         goal = min(2 * len(f), max_draws)
 
 
-def left(problem: Reduced, A: Float[np.ndarray, "b n n"]) -> Float[np.ndarray, " b"]:
+def _unlearned(problem: Reduced, A: Float[np.ndarray, "b n n"]) -> Float[np.ndarray, " b"]:
     r"""$\mathrm{tr}\,K(I+A/s^2)^{-1}$, with no noise the trace of $K$ on the kernel of $A$."""
     values, vectors = np.linalg.eigh(A)
     rounding = 10 * A.shape[-1] * np.finfo(float).eps * values[:, -1:]
@@ -228,7 +228,7 @@ def left(problem: Reduced, A: Float[np.ndarray, "b n n"]) -> Float[np.ndarray, "
 
 def bayes_prediction(task: Regression, tokens: Numbers, x: VectorLike) -> Float[Array, " k"]:
     r"""The posterior mean $E[y_q\mid\text{prompt}, x_q=x] = \hat W x$."""
-    task = as_regression(task)
+    task = _known_regression(task)
     return ridge_coefficients(task, tokens) @ checks.vector("x", x, task.d)
 
 
@@ -237,7 +237,7 @@ def ridge_coefficients(task: Regression, tokens: Numbers) -> Float[Array, "k d"]
 
     With no noise, the interpolation of least norm $\mathrm{tr}\,W\Omega^{-1}W^\top$; with no pairs, 0.
     """
-    task = as_regression(task)
+    task = _known_regression(task)
     if getattr(tokens, "shape", None) == (0, task.dim):
         return jnp.zeros((task.targets, task.d), task.Omega.dtype)
     tokens = checks.array("tokens", tokens, (None, task.dim))
@@ -250,7 +250,7 @@ def ridge_coefficients(task: Regression, tokens: Numbers) -> Float[Array, "k d"]
     return ((Y.T @ left) * shrunk) @ right @ prior
 
 
-def as_regression(task: object) -> Regression:
+def _known_regression(task: object) -> Regression:
     """`task` itself, once its Bayes risk is known."""
     task = as_task(task)
     if not isinstance(task, LinearRegression | RegressionOn):
@@ -261,7 +261,7 @@ def as_regression(task: object) -> Regression:
     return task
 
 
-def law_unless_gaussian(task: Regression) -> AbstractMeasure | None:
+def _law_unless_gaussian(task: Regression) -> AbstractMeasure | None:
     """The law of the covariates, or nothing where it is a centred Gaussian, of which the second moment says all."""
     if isinstance(task, LinearRegression):
         return None
@@ -269,7 +269,7 @@ def law_unless_gaussian(task: Regression) -> AbstractMeasure | None:
     return None if centred else task.covariates
 
 
-def length(L: Any) -> int | float:
+def _pairs(L: Any) -> int | float:
     """A number of pairs: a whole number, 0 included, or `math.inf`."""
     if isinstance(L, float | np.floating) and math.inf == L:
         return math.inf

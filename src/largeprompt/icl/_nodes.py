@@ -12,6 +12,13 @@ from largeprompt._checks import is_traced
 
 from ._regression import LinearRegression, root
 
+REPLICATES = 16  # enough for a standard error good to a fifth
+
+
+def power_of_two(n: int) -> int:
+    """The least that is not below `n`."""
+    return 1 << (n - 1).bit_length()
+
 
 def gaussian_nodes(
     key: PRNGKeyArray, dimension: int, n: int, replicates: int

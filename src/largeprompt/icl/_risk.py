@@ -14,13 +14,12 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments
 
 from ._aligned_risk import aligned_risk
 from ._estimate import Estimate, Gradient, norm
-from ._nodes import regression_nodes
+from ._nodes import REPLICATES, power_of_two, regression_nodes
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
 from ._task import AbstractTask, as_predictor, as_task
 
 Method = Literal["auto", "sampled"]
-_REPLICATES = 16  # of the quasi-Monte Carlo nodes: enough for a standard error good to a fifth
 _FIRST_DRAWS = 2**12
 
 
@@ -103,7 +102,7 @@ def risk_function(
     """
     task, L = as_task(task), checks.prompt_length(L)
     layer = as_predictor(layer, task)
-    generator, draws = checks.key_or_default(key), _power_of_two(draws)
+    generator, draws = checks.key_or_default(key), power_of_two(checks.count("draws", draws, at_least=2))
     if method not in ("auto", "sampled"):
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     merged = gaussian_form(layer, task)
@@ -113,8 +112,8 @@ def risk_function(
             normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
             return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
         if not query_in_prompt:
-            n = max(2, draws // _REPLICATES)
-            nodes = regression_nodes(generator, task, n, _REPLICATES, of_query_only=aligned)
+            n = max(2, draws // REPLICATES)
+            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
     return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
 
@@ -126,10 +125,6 @@ def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverN
     better = jax.lax.stop_gradient(with_error <= without_error)
     # of the type of the ones it replaces: JAX would compile anew for another
     return eqx.tree_at(lambda f: f.theta, function, better.astype(function.theta.dtype))
-
-
-def _power_of_two(draws: int) -> int:
-    return 2 ** math.ceil(math.log2(checks.count("draws", draws, at_least=2)))
 
 
 def _refined(
@@ -158,7 +153,7 @@ def _refined(
             )
             return value, error, how
         needed = draws * (spread / (rtol * abs(size))) ** 2 if rtol * abs(size) > 0 else math.inf
-        draws = min(_power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
+        draws = min(power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
 
 
 def _value_and_error(function: AbstractRisk, layer: AbstractLayer):

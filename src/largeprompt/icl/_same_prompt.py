@@ -21,12 +21,10 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments,
 
 from ._closed_forms import Blocks, blocks
 from ._estimate import Estimate
-from ._nodes import Nodes, regression_nodes
+from ._nodes import REPLICATES, Nodes, power_of_two, regression_nodes
 from ._optima import as_regression
 from ._regression import LinearRegression
 from ._task import as_predictor
-
-_REPLICATES = 16
 
 
 def same_prompt_gap(
@@ -43,12 +41,12 @@ def same_prompt_gap(
     their own; with the same ones the gap vanishes at `L = inf`. Paper: Figures 1a and 5a.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    stream = jax.random.key(0) if key is None else checks.key(key)
-    n = max(2, checks.count("draws", draws, at_least=2) // _REPLICATES)
+    stream = checks.key_or_default(key)
+    n = max(2, checks.count("draws", draws, at_least=2) // REPLICATES)
     curved, straight = softmax_form(as_predictor(softmax, task)), merged_form(as_predictor(linear, task))
     if not isinstance(straight, LinearAttention):
         raise ValueError("linear is softmax attention; it must be linear attention")
-    nodes = regression_nodes(stream, task, 1 << (n - 1).bit_length(), _REPLICATES)
+    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
     length = jnp.asarray(L, task.Sigma.dtype)
     means = _gap(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
