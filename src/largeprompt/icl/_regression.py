@@ -17,7 +17,28 @@ def root(cov: Float[Array, "d d"]) -> Float[Array, "d d"]:
     return (vectors * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
 
 
-class LinearRegression(AbstractTask):
+class AbstractRegression(AbstractTask):
+    r"""Tokens $(x, y)$, $y = Wx + \eta$, with covariates of some law; the rows of $W$ are $\mathcal N(0,\Omega)$."""
+
+    noise: Float[Array, ""]
+    Omega: Float[Array, "d d"]
+    _targets: int = eqx.field(static=True)
+
+    @property
+    def d(self) -> int:
+        """Dimension of a covariate."""
+        return self.Omega.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.d + self.targets
+
+    @property
+    def targets(self) -> int:
+        return self._targets
+
+
+class LinearRegression(AbstractRegression):
     r"""In-context linear regression: tokens $(x, y)$, $x\sim\mathcal N(0,\Sigma)$, $y = Wx + \eta$, query $(x_q, 0)$.
 
     The rows of $W$ (one a target) are independent $\mathcal N(0,\Omega)$, by default $\Omega = I$; $\eta\sim\mathcal
@@ -27,10 +48,7 @@ class LinearRegression(AbstractTask):
     """
 
     Sigma: Float[Array, "d d"]
-    noise: Float[Array, ""]
-    Omega: Float[Array, "d d"]
     query_Sigma: Float[Array, "d d"]
-    _targets: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -52,19 +70,6 @@ class LinearRegression(AbstractTask):
         r"""The paper's experiments: $w\sim\mathcal N(0, I/d)$ and label noise of variance 0.1. Paper: Appendix A."""
         Sigma = checks.covariance("Sigma", Sigma)
         return cls(Sigma, noise, jnp.eye(len(Sigma)) / len(Sigma), targets=targets)
-
-    @property
-    def d(self) -> int:
-        """Dimension of a covariate."""
-        return self.Sigma.shape[0]
-
-    @property
-    def dim(self) -> int:
-        return self.d + self.targets
-
-    @property
-    def targets(self) -> int:
-        return self._targets
 
     @property
     def tau1(self) -> Float[Array, ""]:
@@ -101,7 +106,7 @@ class LinearRegression(AbstractTask):
         return instance(Gaussian.from_root(jnp.zeros(self.dim, dtype), image), W, x, self.noise, of_noise)
 
 
-class RegressionOn(AbstractTask):
+class RegressionOn(AbstractRegression):
     r"""The same regression with covariates of any law: $(x, Wx+\eta)$ is a linear image of $(x, \eta)$.
 
     So $\Lambda$ of the tokens is known whenever that of the covariates is. `queries` is the law of $x_q$, by default
@@ -109,10 +114,7 @@ class RegressionOn(AbstractTask):
     """
 
     covariates: AbstractMeasure
-    noise: Float[Array, ""]
-    Omega: Float[Array, "d d"]
     queries: AbstractMeasure
-    _targets: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -128,19 +130,6 @@ class RegressionOn(AbstractTask):
         self.Omega = jnp.eye(d) if Omega is None else checks.covariance("Omega", Omega, d)
         self.queries = covariates if queries is None else as_measure("queries", queries, d)
         self._targets = checks.count("targets", targets)
-
-    @property
-    def d(self) -> int:
-        """Dimension of a covariate."""
-        return self.covariates.dim
-
-    @property
-    def dim(self) -> int:
-        return self.d + self.targets
-
-    @property
-    def targets(self) -> int:
-        return self._targets
 
     def _draw(self, key: PRNGKeyArray) -> Instance:
         of_task, of_query, of_noise = jax.random.split(key, 3)
