@@ -126,7 +126,7 @@ def test_tables_agree_with_the_integrals_between_their_nodes(L):
     betas = np.concatenate([rng.uniform(0, 10, 60), rng.uniform(10, 1000, 20), 10 ** rng.uniform(-2, 3, 20)])
     exact = integrate(smoothing(tuple(betas), math.log(L)), L)
     moments, nu = WeightMoments(L), betas**2
-    (Q, K2), W = moments.both(nu), moments.W(nu)
+    (Q, K2), W = moments.shares(nu)[::2], moments.W(nu)
     small = betas <= 10
     for found, truth in ((Q, exact.Q), (Q + 6 * W, exact.one_minus_K2), (K2, exact.K2), (1 - Q, exact.one_minus_Q)):
         assert relative(found[small], truth[small]) < 2e-13
@@ -182,7 +182,7 @@ def test_values_and_two_derivatives_are_finite_for_every_variance(L, dtype):
     for values in derivatives(WeightMoments(L), nu):
         assert values.dtype == dtype
         assert jnp.isfinite(values).all()
-    Q, K2 = WeightMoments(L).both(nu.reshape(2, 4))
+    Q, K2 = WeightMoments(L).shares(nu.reshape(2, 4))[::2]
     assert Q.shape == K2.shape == (2, 4)
     assert ((Q >= 0) & (Q <= 1) & (K2 >= 0) & (K2 <= 1)).all()
     assert (jnp.diff(Q.ravel()) >= 0).all()
@@ -204,7 +204,7 @@ def test_one_weight_wins_as_the_variance_grows(L):
     # β(1-Q) = E m₁ tends to the mean of the largest score, and ν K₂ to its second moment less 1
     moments = WeightMoments(L)
     nu = jnp.logspace(2, 14, 200)
-    Q, K2 = moments.both(nu)
+    Q, K2 = moments.shares(nu)[::2]
     assert (jnp.diff(Q) >= 0).all()
     assert (jnp.diff(K2) <= 0).all()
     x = np.arange(-9, 12, 1e-2)

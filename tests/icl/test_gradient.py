@@ -139,9 +139,9 @@ def test_the_gradient_of_softmax_attention_is_the_formula_in_the_weights_moments
     u = query @ U.T
     Gu, Gv = np.einsum("bij,bj->bi", gamma, u), gamma @ v
     nu, b, a, t = np.sum(u * Gu, axis=1), Gu @ v, Gv @ v, np.sum(W[:, 0] * x, axis=1)
-    Q, K2 = (np.asarray(m) for m in moments.both(nu))
+    Q, K2 = (np.asarray(m) for m in moments.shares(nu)[::2])
     step = 1e-4 * (1 + nu)
-    ends = [[np.asarray(m) for m in moments.both(nu + s * step)] for s in (1, -1)]
+    ends = [[np.asarray(m) for m in moments.shares(nu + s * step)[::2]] for s in (1, -1)]
     # a ν below the step is read as 0 on its far side
     width = np.where(nu < step, nu + step, 2 * step)
     dQ, dK2 = ((up - down) / width for up, down in zip(*ends, strict=True))

@@ -117,7 +117,7 @@ def test_an_aligned_risk_is_a_two_dimensional_integral(L):
     x = (vectors * np.sqrt(values)) @ np.stack(np.meshgrid(node, node)).reshape(2, -1)
     weight = np.outer(weight, weight).ravel() / (2 * np.pi)
     h = np.asarray(task.Sigma) @ A @ x
-    Q, K2 = (np.asarray(m) for m in WeightMoments(L).both(np.sum((A @ x) * h, axis=0)))
+    Q, K2 = (np.asarray(m) for m in WeightMoments(L).shares(np.sum((A @ x) * h, axis=0))[::2])
     Oh, s2 = np.asarray(task.Omega) @ h, float(task.noise)
     total = np.trace(np.asarray(task.Sigma @ task.Omega)) + s2
     inner = r**2 * np.sum(Oh * h, axis=0) * K2 + r**2 * total * Q - 2 * r * np.sum(Oh * x, axis=0) * (1 - Q)
@@ -139,7 +139,7 @@ def test_an_isotropic_aligned_risk_is_an_integral_over_the_norm_of_the_query(L, 
     moments = WeightMoments(L)
 
     def inner(rho: float) -> float:
-        Q, K2 = (float(m) for m in moments.both(omega**2 * rho**2))
+        Q, K2 = (float(m) for m in moments.shares(omega**2 * rho**2)[::2])
         square = omega**2 * rho**2 / d
         return r**2 * square * K2 + r**2 * (1 + s2) * Q - 2 * r * omega * rho**2 / d * (1 - Q)
 

@@ -58,11 +58,6 @@ class WeightMoments(eqx.Module):
         Q, _, _, lost = self.shares(nu)
         return Q + _clipped(nu) * (2 * Q - lost)
 
-    def both(self, nu: Numbers) -> tuple[Array, Array]:
-        """Q and K₂ at the price of one."""
-        Q, _, K2, _ = self.shares(nu)
-        return Q, K2
-
     @jax.jit
     def shares(self, nu: Numbers) -> tuple[Array, Array, Array, Array]:
         """Q, 1 − Q, K₂ and 1 − K₂, each relatively accurate, whichever is small."""
