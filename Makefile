@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 
-.PHONY: reproduce test format lint types pytest bench bench-risk lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -13,6 +13,7 @@ help:
 	@echo "make format      apply the formatter and the linter's fixes"
 	@echo "make bench       long prompts against PyTorch (installs it) and plain JAX"
 	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
+	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
 	@echo "make lock        resolve the locked versions anew"
 
 reproduce: $(VENV)/.run
@@ -39,6 +40,9 @@ bench: $(VENV)/.bench
 
 bench-risk: $(VENV)/.run
 	$(BIN)/python benchmarks/risk.py
+
+bench-training: $(VENV)/.bench
+	$(BIN)/python benchmarks/training.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

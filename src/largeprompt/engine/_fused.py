@@ -159,8 +159,8 @@ def _law(task: LinearRegression) -> Law:
     B[:d, :d] = x
     Bq = np.vstack([xq, np.zeros((1, d))])
     plain = bool(np.array_equal(x, np.eye(d)) and np.array_equal(xq, np.eye(d)))
-    narrow = [np.ascontiguousarray(part, np.float32) for part in (F, Fq)]
-    return Law(B, Bq, *narrow, scales, math.sqrt(float(task.noise)), plain, diagonal)
+    F, Fq = (np.ascontiguousarray(part, np.float32) for part in (F, Fq))
+    return Law(B, Bq, F, Fq, scales, math.sqrt(float(task.noise)), plain, diagonal)
 
 
 def _root(cov: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from ._elementary import FASTMATH, with_widest_vectors
-from ._lanes import LANES, aligned, apply, dot, fill_normals, on_lanes, row, rows
+from ._lanes import LANES, aligned, apply, assembled, dot, fill_normals, on_lanes, row, rows
 from ._philox import INSTANCE
 from ._readings import infinite_readings, linear_readings, softmax_readings, whole_token_readings
 from ._tokens import sums_of
@@ -107,13 +107,12 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
     padded = -(-d // _LONG) * _LONG
     queries = aligned((LANES + 1) * padded, np.float32).reshape(LANES + 1, padded)
-    return Workspace(*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32))
+    return Workspace(*(*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32)))
 
 
-@on_lanes
+@assembled
 def _instances(d, law, s, prompt, step, k0, k1):
     """Draw ŵ, the query and its label."""
-    with_widest_vectors()
     fill_normals(s.drawn, 0, 2 * d + 1, prompt, step, INSTANCE, k0, k1)
     if law.diagonal:
         for i in range(d):
@@ -130,10 +129,9 @@ def _instances(d, law, s, prompt, step, k0, k1):
         s.target[j] += noise * s.drawn[row(2 * d, j)]
 
 
-@on_lanes
+@assembled
 def _columns(d, w, law, first, s):
     """α = Cᵀ u and γ = Cᵀ v of each head, u = Û x̂ of the query, into the columns from `first` on."""
-    with_widest_vectors()
     noise = f32(law.noise)
     for h in range(w.U_hat.shape[0]):
         apply(w.U_hat[h], s.drawn, 0, d, s.u, 0)
@@ -230,10 +228,9 @@ def _add_outer_products(a, ra, transposed, n, out):
         out[k] += transposed[LANES, k]
 
 
-@on_lanes
+@assembled
 def _gradients(d, w, first, readings, valid, law, s):
     """Add the batch's share to the slopes of a layer: readings times errors, and these times the query."""
-    with_widest_vectors()
     heads = w.U_hat.shape[0]
     _errors(d, heads, first, readings, valid, s)
     for h in range(heads):

@@ -7,6 +7,7 @@ the compiler sees which rows are apart.
 
 import numba
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ._elementary import FASTMATH, two_normals, with_widest_vectors
 from ._philox import philox
@@ -15,12 +16,14 @@ f32, u32 = np.float32, np.uint32
 LANES = 64
 
 on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
+# For what only calls such functions: made part of its caller before LLVM sees it, or all below would be compiled again.
+assembled = numba.njit(inline="always", fastmath=FASTMATH, error_model="numpy", nogil=True)
 
 
 _CACHE_LINE = 64
 
 
-def aligned(n: int, dtype) -> np.ndarray:
+def aligned(n: int, dtype: DTypeLike) -> np.ndarray:
     """Zeros that start on a cache line: vectors across two lines cost twice."""
     size = n * np.dtype(dtype).itemsize
     room = np.zeros(size + _CACHE_LINE, np.uint8)
@@ -28,7 +31,7 @@ def aligned(n: int, dtype) -> np.ndarray:
     return room[start : start + size].view(dtype)
 
 
-def rows(n: int, dtype=np.float32) -> np.ndarray:
+def rows(n: int, dtype: DTypeLike = np.float32) -> np.ndarray:
     """Room for n rows, rounded up to a multiple of four since normals come in fours."""
     return aligned(-(-n // 4) * 4 * LANES, dtype)
 

@@ -19,6 +19,7 @@ from ._elementary import exp2, with_widest_vectors
 from ._lanes import (
     LANES,
     add_multiple,
+    assembled,
     dot,
     dot_strided,
     fill_normals,
@@ -106,10 +107,9 @@ def _clear(y, n):
         y[k] = f32(0)
 
 
-@on_lanes
+@assembled
 def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
     """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
-    with_widest_vectors()
     orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
     if m == 2:
         sums_of_one_head(
@@ -132,13 +132,12 @@ def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
             add_multiple(w.softmax, c * D, w.root, c * 2 * m + i, w.xi, i * D, D)
 
 
-@on_lanes
+@assembled
 def linear_readings(L, D, m, shared, w, prompt, step, k0, k1):
     """The readings of the m / 2 linear heads into `w.linear`, on the tokens of `shared` / 2 softmax heads if any.
 
     Their columns come after the shared ones in `w.columns`, and so do their directions in `w.E`.
     """
-    with_widest_vectors()
     n, across = shared + m, 2 * shared
     degrees = L - across
     r = min(m, degrees)
@@ -162,10 +161,9 @@ def linear_readings(L, D, m, shared, w, prompt, step, k0, k1):
         w.linear[k] *= scale
 
 
-@on_lanes
+@assembled
 def _add_shared(D, m, shared, w):
     """To each reading of a linear head, what the tokens along the softmax heads' directions and along Ξ add."""
-    with_widest_vectors()
     n, across = shared + m, 2 * shared
     _clear(w.cross, shared * D)
     for i in range(shared):  # Σ_l g_li ζ⊥_l
@@ -185,10 +183,9 @@ def _add_shared(D, m, shared, w):
             add_multiple(w.linear, c * D, w.work, 0, w.xi, k * D, D)
 
 
-@on_lanes
+@assembled
 def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
     """The readings of all heads from whole tokens, for prompts with fewer tokens than the other way has directions."""
-    with_widest_vectors()
     fill_normals(w.tokens, 0, L * D, prompt, step, TOKENS, k0, k1)
     _clear(w.softmax, softmax * D)
     _clear(w.linear, linear * D)
@@ -234,10 +231,9 @@ def _weights(L, S, work):
             S[row(L + l, j)] = S[row(l, j)] * (S[row(L + l, j)] - work[row(2, j)])
 
 
-@on_lanes
+@assembled
 def infinite_readings(D, softmax, linear, w):
     """The readings off the law of the tokens: the columns themselves, for softmax and linear heads alike."""
-    with_widest_vectors()
     for k in range(softmax * D * LANES):
         w.softmax[k] = w.columns[k]
     for k in range(linear * D * LANES):

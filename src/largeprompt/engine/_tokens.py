@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from ._elementary import FASTMATH, LARGEST_NORMAL, exp2, two_normals, with_widest_vectors
-from ._lanes import LANES, on_lanes, row
+from ._lanes import LANES, assembled, on_lanes, row
 from ._philox import TOKENS, philox, philox_pairs
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -126,10 +126,9 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, 
         S[WIDE + 2 * j + 1] = largest
 
 
-@on_lanes
+@assembled
 def sums_of_one_head(L, R, stride, products, S, sums, carried, bits, other, radial, angular, prompt, step, k0, k1):
     """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4). `radial` and `angular` are views of the bits."""
-    with_widest_vectors()
     shifted = must_shift(R, 2, stride)
     if shifted:
         _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, k0, k1)
@@ -191,10 +190,9 @@ def _combination(R, stride, c, g, out, ro):
             out[row(ro, j)] += R[row(i * stride + c, j)] * g[row(i, j)]
 
 
-@on_lanes
+@assembled
 def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
     """The sums of m / 2 heads. Rows of S: coordinates (a multiple of four), x (m), tops (m / 2), a score, the sums."""
-    with_widest_vectors()
     x = (m + 3) // 4 * 4
     top = x + m
     score = top + m // 2
