@@ -8,7 +8,7 @@ from scipy.special import softmax
 
 import largeprompt as lp
 from catalogue import covariance, matrix
-from largeprompt.icl import LinearRegression, kms
+from largeprompt.icl import LinearRegression, identity, kms
 
 
 def square_root(cov) -> np.ndarray:
@@ -22,6 +22,7 @@ def mild(seed: int, d: int = 2) -> np.ndarray:
     return (covariance(seed, d) + np.eye(d)) / 2
 
 
+FLAT, KMS = LinearRegression.experiment(identity(5)), LinearRegression.experiment(kms(5))  # the paper's experiments
 TASKS: dict[str, LinearRegression] = {
     "plain": LinearRegression(np.eye(2)),
     "anisotropic": LinearRegression(kms(2, 0.6), 0.3, mild(1)),

@@ -1,7 +1,6 @@
 """Every wrong input is a ValueError that names the value and what would be right, raised before tracing."""
 
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import largeprompt as lp
+from catalogue import f
 from largeprompt.concentration import deviation, rates
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
@@ -19,11 +19,6 @@ KEY = jax.random.key(0)
 GAUSSIAN = lp.Gaussian(np.zeros(2), I2)
 SOFTMAX = lp.SoftmaxAttention(I2, I2)
 HEAD = lp.Head(I2, I2, I2)
-
-
-def f(x: Any) -> Any:
-    """Anything that pyright would refuse too."""
-    return x
 
 
 CASES = {

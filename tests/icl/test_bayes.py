@@ -2,7 +2,6 @@
 
 import math
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,14 @@ from scipy.special import erfcx, exp1
 from scipy.stats import binom
 
 import largeprompt as lp
+from catalogue import f
+from icl_catalogue import FLAT, KMS, square_root
 from largeprompt.icl import LinearRegression, RegressionOn, _bayes, _wishart, diagonal, identity, kms, spiked
 from largeprompt.icl._bayes import bayes_prediction, bayes_risk, deterministic_equivalent, ridge_coefficients
 from largeprompt.icl._wishart import bartlett, resolvent_trace
 from significance import assert_close_in_sigmas, assert_mean_is
 
 KEY = jax.random.key(3)
-FLAT = LinearRegression.experiment(identity(5))
-KMS = LinearRegression.experiment(kms(5))
 CUBE = RegressionOn(lp.Cube([1.0, 2.0, 0.5]), 0.2, diagonal([1.0, 0.5, 2.0]))
 TASKS = {
     "isotropic": LinearRegression(identity(3), 0.3),
@@ -34,16 +33,6 @@ TASKS = {
     "a cube without noise": RegressionOn(lp.Cube([1.0, 2.0, 0.5]), 0.0, kms(3)),
     "a shifted Gaussian": RegressionOn(lp.Gaussian([1.0, 0.0, 0.0], kms(3)), 0.1, queries=lp.Cube([1.0, 1.0, 3.0])),
 }
-
-
-def f(x: Any) -> Any:
-    """Anything that pyright would refuse too."""
-    return x
-
-
-def square_root(cov) -> np.ndarray:
-    values, vectors = np.linalg.eigh(np.asarray(cov))
-    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
 
 def simulated(task, L: int, ridge: float | None = None, n: int = 20_000) -> np.ndarray:

@@ -8,14 +8,13 @@ from scipy.optimize import minimize
 
 import largeprompt as lp
 from catalogue import matrix
-from icl_catalogue import TASKS, mild
+from icl_catalogue import FLAT, KMS, TASKS, mild
 from largeprompt.icl import (
     LinearRegression,
     aligned_blocks,
     blocks,
     from_blocks,
     gradient_descent,
-    identity,
     kms,
     optimal_linear,
     optimal_softmax,
@@ -24,7 +23,6 @@ from largeprompt.icl import (
     risk_rate,
 )
 
-ISO, KMS = LinearRegression.experiment(identity(5)), LinearRegression.experiment(kms(5))
 ANISOTROPIC = LinearRegression(mild(7, 3), 0.3, mild(8, 3))
 
 
@@ -119,7 +117,7 @@ def test_no_step_away_from_the_optimum_of_linear_attention_improves_it(name, L):
 
 
 def test_infinite_prompts_leave_the_label_noise_alone():
-    for task in (ISO, KMS, ANISOTROPIC):
+    for task in (FLAT, KMS, ANISOTROPIC):
         for found in (optimal_linear(task, math.inf).risk, optimal_softmax(task, math.inf).risk):
             np.testing.assert_allclose(found.value, task.noise / 2, rtol=1e-10)
 
@@ -150,8 +148,8 @@ def test_gradient_descent_with_the_best_preconditioner_is_optimal_linear_attenti
     [(5, 0.434972, 1.233, 0.528), (100, 0.129334, 0.431, 2.025), (1000, 0.060008, 0.366, 2.685)],
 )
 def test_the_best_softmax_layer_on_isotropic_data_is_that_of_the_table(L, value, omega, r):
-    found = optimal_softmax(ISO, L)
-    parts = blocks(found.attention, ISO)
+    found = optimal_softmax(FLAT, L)
+    parts = blocks(found.attention, FLAT)
     assert found.risk.exact
     np.testing.assert_allclose(found.risk.value, value, atol=6e-7)
     np.testing.assert_allclose(parts.A, omega * np.eye(5), atol=6e-4)
@@ -165,7 +163,7 @@ def test_the_best_softmax_layer_on_kms_data_is_that_of_the_table(L, value):
     np.testing.assert_allclose(found.risk.value, value, atol=3e-5)
 
 
-@pytest.mark.parametrize("task", [ISO, KMS, TASKS["two targets, other queries"]], ids=["iso", "kms", "other queries"])
+@pytest.mark.parametrize("task", [FLAT, KMS, TASKS["two targets, other queries"]], ids=["iso", "kms", "other queries"])
 def test_no_other_aligned_softmax_layer_is_better(task):
     L = 20
     found = optimal_softmax(task, L)
@@ -182,11 +180,13 @@ def test_no_other_aligned_softmax_layer_is_better(task):
 
 
 def test_small_steps_from_the_best_softmax_layer_change_the_risk_to_second_order_only():
-    found = optimal_softmax(ISO, 20)
-    parts = blocks(found.attention, ISO)
+    found = optimal_softmax(FLAT, 20)
+    parts = blocks(found.attention, FLAT)
     values = [
         float(
-            risk(from_blocks(aligned_blocks((1 + e) * parts.A, parts.R[0, 0], ISO), lp.SoftmaxAttention), ISO, 20).value
+            risk(
+                from_blocks(aligned_blocks((1 + e) * parts.A, parts.R[0, 0], FLAT), lp.SoftmaxAttention), FLAT, 20
+            ).value
         )
         for e in (-1e-3, 0.0, 1e-3)
     ]
@@ -196,7 +196,7 @@ def test_small_steps_from_the_best_softmax_layer_change_the_risk_to_second_order
 
 def test_the_best_scale_at_infinite_length_is_that_of_the_rate():
     """(2.32) for d = 5, τ1 = 1, s² = 0.1, whatever the covariance."""
-    for task in (ISO, KMS):
+    for task in (FLAT, KMS):
         found = optimal_softmax(task, math.inf)
         parts = blocks(found.attention, task)
         np.testing.assert_allclose(1 / parts.R[0, 0], 0.3524, atol=5e-5)
@@ -208,12 +208,12 @@ def test_the_best_scale_at_infinite_length_is_that_of_the_rate():
 def test_the_rate_is_the_minimum_of_the_constant_in_one_over_L():
     omega = np.linspace(0.3, 0.4, 100_001)
     constant = (1 - 2 * omega**2) ** -2.5 * (1.1 / omega**2 + 1 / (1 - 2 * omega**2))
-    np.testing.assert_allclose(optimal_softmax(ISO, math.inf).rate, constant.min() / 2, rtol=1e-8)
+    np.testing.assert_allclose(optimal_softmax(FLAT, math.inf).rate, constant.min() / 2, rtol=1e-8)
 
 
 def test_the_least_softmax_risk_falls_to_the_noise_at_the_rate():
-    rate = float(optimal_softmax(ISO, math.inf).rate)
-    gaps = [abs(float(optimal_softmax(ISO, L).risk.value - 0.05) * L / rate - 1) for L in (10**4, 10**6, 10**8)]
+    rate = float(optimal_softmax(FLAT, math.inf).rate)
+    gaps = [abs(float(optimal_softmax(FLAT, L).risk.value - 0.05) * L / rate - 1) for L in (10**4, 10**6, 10**8)]
     assert gaps[0] < 0.01
     assert gaps[1] < 1e-4
     assert gaps[2] < 1e-5

@@ -1,7 +1,6 @@
 """The spurious minima of one-layer attention: found, certified, and compared with the law of their excess risk."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +8,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from catalogue import f
+from icl_catalogue import FLAT, KMS
 from largeprompt.icl import LinearRegression, diagonal, identity, kms, optimal_linear
 from largeprompt.icl._closed_forms import blocks, gaussian_risk
 from largeprompt.icl._stationary import predicted_excess, stationary_points
 from largeprompt.icl._symmetries import flat, from_flat, tangents
 
-FLAT = LinearRegression.experiment(identity(5))
-KMS = LinearRegression.experiment(kms(5))
 EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
-
-
-def f(x: Any) -> Any:
-    """Anything that pyright would refuse too."""
-    return x
 
 
 def local_minima(task, L, kind="linear", starts=0, **options):
