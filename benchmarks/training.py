@@ -203,7 +203,8 @@ def distance_to_the_limit() -> None:
     parts = ", ".join(f"{n} for {what}" for what, n in OPERATIONS_FOR_SIXTEEN_TOKENS.items())
     print(
         f"a token of softmax at d = 5: {1e9 * token:.2f} ns; its {count} operations a lane ({parts}) need "
-        f"{1e9 * least:.2f} ns at the measured {1e-9 / lane:.0f} multiply-and-adds a nanosecond: {token / least:.2f} times the limit"
+        f"{1e9 * least:.2f} ns at the measured {1e-9 / lane:.0f} multiply-and-adds a nanosecond: "
+        f"{token / least:.2f} times the limit"
     )
 
 

@@ -107,7 +107,7 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
     padded = -(-d // _LONG) * _LONG
     queries = aligned((LANES + 1) * padded, np.float32).reshape(LANES + 1, padded)
-    return Workspace(*(*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32)))
+    return Workspace._make([*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32)])
 
 
 @assembled
