@@ -1,0 +1,106 @@
+"""The reference trainer: its gradients against those of the risk, its steps against the rule, any task and any loss."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import largeprompt as lp
+from catalogue import matrix
+from largeprompt.dynamics import ReferenceTrainer, Training
+from largeprompt.dynamics._sgd import batch_gradient
+from largeprompt.icl import LinearRegression, RegressionOn, kms, risk_gradient
+from significance import assert_mean_is
+
+KMS = LinearRegression(kms(2, 0.5), 0.1)
+
+
+def flat(layers) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(layers)])
+
+
+def pair() -> tuple[lp.SoftmaxAttention, lp.LinearAttention]:
+    U, V = 0.5 * matrix(0, 3, 3), matrix(1, 1, 3)
+    return lp.SoftmaxAttention(U, V), lp.LinearAttention(-U, V)
+
+
+@eqx.filter_jit
+def gradients(training, layers, keys):
+    return jax.vmap(lambda key: batch_gradient(training, layers, key))(keys)
+
+
+@pytest.mark.parametrize("L", [4, math.inf])
+def test_the_mean_gradient_is_that_of_the_risk(L):
+    training, layers = Training(KMS, L, batch=16), pair()
+    found = gradients(training, layers, jax.random.split(jax.random.key(0), 2000))
+    for samples, layer in zip(found, layers, strict=True):
+        exact = risk_gradient(layer, KMS, L, rtol=0.02)
+        for samples_of, truth, error in zip(*map(jax.tree.leaves, (samples, exact.layer, exact.stderr)), strict=True):
+            assert_mean_is(np.asarray(samples_of), truth, error)
+
+
+def test_a_step_goes_down_the_batch_gradient():
+    training, layers = Training(KMS, 4, batch=5, rate=0.07, loss_factor=2.0, seed=3), pair()
+    trainer = ReferenceTrainer(training, layers)
+    state = trainer.start()
+    np.testing.assert_array_equal(flat(state.layers), flat(layers))
+    for step in range(3):
+        key = jax.random.fold_in(jax.random.key(3), step)
+        gradient = jax.tree.map(lambda leaf: leaf[0], gradients(training, state.layers, key[None]))
+        after = trainer.advance(state, step + 1)
+        np.testing.assert_allclose(
+            flat(after.layers), flat(state.layers) - 0.07 * flat(gradient), rtol=1e-13, atol=1e-14
+        )
+        assert (after.step, after.diverged) == (step + 1, (None, None))
+        state = after
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state.layers))
+
+
+def test_the_gradient_of_a_batch_is_the_mean_over_its_prompts_and_the_loss_factor_multiplies_it():
+    key, layers = jax.random.key(5), pair()
+    of = {b: flat(gradients(Training(KMS, 4, batch=b), layers, key[None])) for b in (1, 2, 3)}
+    halves = flat(gradients(Training(KMS, 4, batch=3, loss_factor=0.5), layers, key[None]))
+    np.testing.assert_allclose(halves, of[3] / 2, rtol=1e-13)
+    # a prompt more adds what it adds, a matrix of rank one in U, whatever the batch
+    for b in (1, 2):
+        added = ((b + 1) * of[b + 1] - b * of[b])[:9].reshape(3, 3)
+        assert np.linalg.matrix_rank(added, tol=1e-12) == 1
+
+
+def test_layers_side_by_side_see_the_prompts_they_see_alone():
+    key, layers, training = jax.random.key(6), pair(), Training(KMS, 4, batch=3)
+    both = gradients(training, layers, key[None])
+    for layer, beside in zip(layers, both, strict=True):
+        np.testing.assert_allclose(flat(gradients(training, (layer,), key[None])), flat(beside), rtol=1e-12)
+
+
+def test_a_run_in_pieces_ends_where_one_in_one_go_does():
+    trainer = ReferenceTrainer(Training(KMS, 4, batch=5, rate=0.07, loss_factor=2.0, seed=3), pair())
+    whole = trainer.advance(trainer.start(), 12)
+    for cuts in ([12], [1, 1, 11], [5]):
+        state = trainer.start()
+        for stop in (*cuts, 12):
+            state = trainer.advance(state, stop)
+        np.testing.assert_array_equal(flat(state.layers), flat(whole.layers))
+
+
+def test_any_loss_on_any_task_goes_down():
+    """Covariates of signs, and a loss that grows like the error itself."""
+    task = RegressionOn(lp.Rademacher([1.0, 2.0]), 0.01).with_loss(lambda p, y: jnp.sum(jnp.sqrt(1 + (p - y) ** 2)))
+    layers = (lp.Head.pytorch_default(jax.random.key(1), 3, outputs=1, kind="linear"),)
+    trainer = ReferenceTrainer(Training(task, 20, batch=32, rate=0.02), layers)
+    after = trainer.advance(trainer.start(), 100)
+
+    @eqx.filter_jit
+    def loss(layers, keys):
+        def one(key):
+            drawn = task.draw(key)
+            return task._loss(layers[0]._output(drawn.prompt(key, 20).measure, drawn.query), drawn.target)
+
+        return jax.vmap(one)(keys).mean()
+
+    keys = jax.random.split(jax.random.key(2), 4000)
+    assert float(loss(after.layers, keys)) < 0.9 * float(loss(layers, keys))
