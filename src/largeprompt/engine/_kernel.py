@@ -16,7 +16,7 @@ from ._elementary import FASTMATH, with_widest_vectors
 from ._lanes import LANES, aligned, apply, assembled, dot, fill_normals, on_lanes, row, rows
 from ._philox import INSTANCE
 from ._readings import infinite_readings, linear_readings, softmax_readings, whole_token_readings
-from ._tokens import sums_of
+from ._tokens import WIDE, sums_of
 from ._weights import descend, look
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -72,6 +72,8 @@ class Workspace(NamedTuple):
     other: np.ndarray
     radial: np.ndarray
     angular: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
 
 
 def workspace(d: int, softmax: int, linear: int) -> Workspace:
@@ -87,7 +89,7 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
         "E": n * D,
         "R": n * n,
         "xi": (2 * softmax + linear) * D,
-        "S": max(2 * 15, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
+        "S": max(2 * 15 + 1, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
         "sums": max(14, sums_of(softmax)),
         "carried": 12,
         "gram64": 4 * softmax**2,
@@ -107,7 +109,8 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
     padded = -(-d // _LONG) * _LONG
     queries = aligned((LANES + 1) * padded, np.float32).reshape(LANES + 1, padded)
-    return Workspace._make([*parts, queries, bits, other, bits.view(np.uint32), other.view(np.uint32)])
+    views = [bits.view(np.uint32), other.view(np.uint32), aligned(WIDE, np.float32), aligned(WIDE, np.float32)]
+    return Workspace._make([*parts, queries, bits, other, *views])
 
 
 @assembled

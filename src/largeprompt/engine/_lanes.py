@@ -20,14 +20,18 @@ on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
 assembled = numba.njit(inline="always", fastmath=FASTMATH, error_model="numpy", nogil=True)
 
 
-_CACHE_LINE = 64
+_PAGE = 4096
 
 
 def aligned(n: int, dtype: DTypeLike) -> np.ndarray:
-    """Zeros that start on a cache line: vectors across two lines cost twice."""
+    """Zeros that start on a page.
+
+    A vector across two cache lines costs twice; and a load whose address agrees with that of a recent store in its last
+    twelve bits waits for it, which depends on where arrays lie to each other.
+    """
     size = n * np.dtype(dtype).itemsize
-    room = np.zeros(size + _CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % _CACHE_LINE
+    room = np.zeros(size + _PAGE, np.uint8)
+    start = -room.ctypes.data % _PAGE
     return room[start : start + size].view(dtype)
 
 

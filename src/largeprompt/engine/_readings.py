@@ -112,9 +112,7 @@ def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
     """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
     orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
     if m == 2:
-        sums_of_one_head(
-            L, w.R, n, products, w.S, w.sums, w.carried, w.bits, w.other, w.radial, w.angular, prompt, step, k0, k1
-        )
+        sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
     else:
         sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
     across = 2 * m if products else m

@@ -20,6 +20,7 @@ LOG2_E = f32(math.log2(math.e))
 _LARGEST_EXPONENT = 125.0  # of two, in float32
 _CHUNK = 256  # pairs of tokens
 _SUMS = 11
+_APART = LANES  # the products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
 WIDE = 2 * LANES
 
 inlined = numba.njit(forceinline=True, fastmath=FASTMATH, error_model="numpy")
@@ -64,6 +65,18 @@ def _bits(index, bits, other, prompt, step, k0, k1):
         bits[j], other[j] = philox_pairs(u32(index), u32(prompt + j), step, TOKENS, k0, k1)
 
 
+@on_lanes
+def _normals(radial, angular, first, second):
+    """The two coordinates of the token in each place.
+
+    In a loop of its own: with the sums in one loop, the chain of operations on one vector is so long that the processor
+    waits for it.
+    """
+    with_widest_vectors()
+    for j in range(WIDE):
+        first[j], second[j] = two_normals(radial[j], angular[j])
+
+
 def _adding(products: bool):
     """One head, two tokens a lane in places 2j and 2j + 1: with or without the products that a linear head needs.
 
@@ -71,10 +84,10 @@ def _adding(products: bool):
     """
 
     @on_lanes
-    def add(radial, angular, S):
+    def add(first, second, S):
         with_widest_vectors()
         for j in range(WIDE):
-            g, h = two_normals(radial[j], angular[j])
+            g, h = first[j], second[j]
             w = exp2(S[j] * g - S[WIDE + j])
             f = S[2 * WIDE + j] * g + S[3 * WIDE + j] * h
             wf = w * f
@@ -87,14 +100,20 @@ def _adding(products: bool):
             S[10 * WIDE + j] += w * wf
             S[11 * WIDE + j] += wf * wf
             if products:
-                S[12 * WIDE + j] += g * g
-                S[13 * WIDE + j] += g * h
-                S[14 * WIDE + j] += h * h
+                S[12 * WIDE + _APART + j] += g * g
+                S[13 * WIDE + _APART + j] += g * h
+                S[14 * WIDE + _APART + j] += h * h
 
     return add
 
 
 _add_with_products, _add = _adding(True), _adding(False)
+
+
+@inlined
+def _place(i):
+    """Where the i-th sum of one head begins."""
+    return (4 + i) * WIDE + (_APART if i >= 8 else 0)
 
 
 @on_lanes
@@ -103,23 +122,23 @@ def _carry_wide(S, first_only, sums):
     with_widest_vectors()
     for i in range(_SUMS):
         for j in range(LANES):
-            at = np.uintp((4 + i) * WIDE + 2 * j)
+            at = np.uintp(_place(i) + 2 * j)
             sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
         for j in range(WIDE):
-            S[np.uintp((4 + i) * WIDE + j)] = f32(0)
+            S[np.uintp(_place(i) + j)] = f32(0)
 
 
 @on_lanes
-def _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, k0, k1):
+def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second, prompt, step, k0, k1):
     """Row 1 of S: the largest g of each prompt; the same numbers are drawn again afterwards."""
     with_widest_vectors()
     for j in range(WIDE):
         S[WIDE + j] = f32(-1e30)
     for i in range((L + 1) // 2):
         _bits(i, bits, other, prompt, step, k0, k1)
+        _normals(radial, angular, first, second)
         for j in range(WIDE):
-            g, _ = two_normals(radial[j], angular[j])
-            S[WIDE + j] = max(S[WIDE + j], g)
+            S[WIDE + j] = max(S[WIDE + j], first[j])
     for j in range(LANES):  # with L odd the second place may see one token too many: it only shifts
         largest = max(S[WIDE + 2 * j], S[WIDE + 2 * j + 1])
         S[WIDE + 2 * j] = largest
@@ -127,11 +146,12 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, 
 
 
 @assembled
-def sums_of_one_head(L, R, stride, products, S, sums, carried, bits, other, radial, angular, prompt, step, k0, k1):
-    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4). `radial` and `angular` are views of the bits."""
+def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4) of `w.sums`; R has rows `stride` apart."""
+    R, S, sums, carried = w.R, w.S, w.sums, w.carried
     shifted = must_shift(R, 2, stride)
     if shifted:
-        _largest_first_coordinate(S, L, bits, other, radial, angular, prompt, step, k0, k1)
+        _largest_first_coordinate(S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1)
     for j in range(LANES):
         beta = R[j] * LOG2_E
         for place in range(2 * j, 2 * j + 2):
@@ -139,20 +159,21 @@ def sums_of_one_head(L, R, stride, products, S, sums, carried, bits, other, radi
             S[WIDE + place] = beta * S[WIDE + place] if shifted else f32(0)
             S[2 * WIDE + place] = R[LANES + j]
             S[3 * WIDE + place] = R[row(stride + 1, j)]
-    for k in range(_SUMS * WIDE):
+    for k in range(_SUMS * WIDE + _APART):
         S[4 * WIDE + k] = f32(0)
     for k in range(_SUMS * LANES):
         carried[k] = 0.0
     pairs = (L + 1) // 2
     for i in range(pairs):
-        _bits(i, bits, other, prompt, step, k0, k1)
+        _bits(i, w.bits, w.other, prompt, step, k0, k1)
         last = i == pairs - 1
         if last and L % 2:  # what came before counts for both places, the last for the first alone
             _carry_wide(S, False, carried)
+        _normals(w.radial, w.angular, w.first, w.second)
         if products:
-            _add_with_products(radial, angular, S)
+            _add_with_products(w.first, w.second, S)
         else:
-            _add(radial, angular, S)
+            _add(w.first, w.second, S)
         if last or i % _CHUNK == _CHUNK - 1:
             _carry_wide(S, last and L % 2 == 1, carried)
     order = (0, -1, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10)
