@@ -1,5 +1,6 @@
 """Streamed moments against the direct computation, forwards and through derivatives."""
 
+import functools
 from typing import Any
 
 import jax
@@ -20,16 +21,22 @@ each_moment = pytest.mark.parametrize(
 OVER_TILTS = (None, None, 0)
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
     """Chunks of 64 tokens and tiles of 1024 scores, so that short prompts go through every branch."""
-    for name, size in (("DIRECT", 8), ("ALONE", 64), ("CHUNK", 64), ("TILE", 1024), ("BLOCK", 16)):
-        monkeypatch.setattr(_streaming, name, size)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (("DIRECT", 8), ("ALONE", 64), ("CHUNK", 64), ("TILE", 1024), ("BLOCK", 16)):
+            patch.setattr(_streaming, name, size)
+        for moment in STREAMED:
+            moment.clear_cache()
+        yield
     for moment in STREAMED:
         moment.clear_cache()
-    yield
-    for moment in STREAMED:
-        moment.clear_cache()
+
+
+# compiled once for all the tests
+compiled = functools.cache(jax.jit)
+over_tilts = functools.cache(lambda moment: jax.jit(jax.vmap(moment, OVER_TILTS)))
 
 
 def prompt(L):
@@ -45,13 +52,11 @@ def close(a, b):
 @pytest.mark.parametrize("L", [1, 9, 64, 65, 1000])
 def test_streamed_moments_equal_direct_ones(streamed, direct, L):
     points, log_weights = prompt(L)
-    one, many = jax.jit(direct), jax.jit(jax.vmap(direct, OVER_TILTS))
-    streamed_many = jax.jit(jax.vmap(streamed, OVER_TILTS))
     for weights in (None, log_weights):
         for size in (0.0, 1.0, 1e4):
             thetas = size * jnp.asarray(catalogue.matrix(2, 40, 3))
-            close(streamed(points, weights, thetas[0]), one(points, weights, thetas[0]))
-            close(streamed_many(points, weights, thetas), many(points, weights, thetas))
+            close(streamed(points, weights, thetas[0]), compiled(direct)(points, weights, thetas[0]))
+            close(over_tilts(streamed)(points, weights, thetas), over_tilts(direct)(points, weights, thetas))
 
 
 @each_moment
@@ -65,18 +70,17 @@ def test_tokens_of_weight_zero_do_not_count(streamed, direct, zero):
     kept = jnp.asarray(np.asarray(points)[weights > 0])
     thetas = jnp.asarray(catalogue.matrix(9, 30, 3))
     uniform = jnp.full(len(kept), -jnp.log(len(kept)))
-    close(streamed(points, log_weights, thetas[0]), direct(kept, uniform, thetas[0]))
-    ours = jax.jit(jax.vmap(streamed, OVER_TILTS))(points, log_weights, thetas)
-    close(ours, jax.vmap(direct, OVER_TILTS)(kept, uniform, thetas))
+    close(streamed(points, log_weights, thetas[0]), compiled(direct)(kept, uniform, thetas[0]))
+    close(over_tilts(streamed)(points, log_weights, thetas), over_tilts(direct)(kept, uniform, thetas))
 
 
 @each_moment
 def test_single_precision_streams_to_single_precision(streamed, direct):
     points, log_weights = (array.astype(jnp.float32) for array in prompt(1000))
     thetas = jnp.asarray(catalogue.matrix(2, 40, 3), jnp.float32)
-    ours = jax.vmap(streamed, OVER_TILTS)(points, log_weights, thetas)
+    ours = over_tilts(streamed)(points, log_weights, thetas)
     assert ours.dtype == jnp.float32
-    theirs = jax.vmap(direct, OVER_TILTS)(*prompt(1000), thetas.astype(jnp.float64))
+    theirs = over_tilts(direct)(*prompt(1000), thetas.astype(jnp.float64))
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
@@ -85,8 +89,8 @@ def test_scores_that_rise_along_the_prompt_are_rescaled(streamed, direct):
     """Each chunk holds scores far above all earlier ones: the shift must follow."""
     points = jnp.linspace(-1, 1, 500)[:, None] * jnp.ones(3)
     theta = jnp.array([400.0, 200.0, 100.0])
-    close(streamed(points, None, theta), direct(points, None, theta))
-    close(streamed(points[::-1], None, theta), direct(points, None, theta))
+    close(streamed(points, None, theta), compiled(direct)(points, None, theta))
+    close(streamed(points[::-1], None, theta), compiled(direct)(points, None, theta))
 
 
 @each_moment
