@@ -19,6 +19,7 @@ Text = str | None
 Folder = Annotated[
     Path | None, typer.Option("--store", help="Folder of results; by default $LARGEPROMPT_STORE, or runs.")
 ]
+_SEEDS = ("seed", "seeds", "weight_seed", "data_seed")
 _COVARIANCES = ("sigma", "omega", "query_sigma")
 
 
@@ -75,10 +76,15 @@ def train(
     from largeprompt import lab
 
     settings = lab.read_toml(config) if config is not None else {}
+    if {"seed", "seeds"} & set(given):  # they stand for all of these
+        settings = {name: value for name, value in settings.items() if name not in _SEEDS}
     settings |= lab.with_files({name: _parsed(name, text) for name, text in given.items() if name not in _RECORD})
     recorded = {("what" if name == "record" else name): _parsed(name, given[name]) for name in _RECORD if name in given}
     if recorded:
-        settings["record"] = {**settings.get("record", {}), **recorded}
+        table = settings.get("record", {})
+        if not isinstance(table, dict):
+            raise ValueError(f"record is {table!r}; it must be a table such as [record] with points = 100")
+        settings["record"] = {**table, **recorded}
     runs = lab.runs_from(settings)
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}; it must be at least 1")

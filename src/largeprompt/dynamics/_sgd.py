@@ -53,6 +53,11 @@ class Training(eqx.Module):
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2**63")
 
+    def with_seed(self, seed: int) -> "Training":
+        """The same training on other prompts."""
+        options = {"batch": self.batch, "rate": self.rate, "loss_factor": self.loss_factor}
+        return Training(self.task, self.L, seed=seed, **options)
+
 
 class State(NamedTuple):
     """Layers after `step` steps. `diverged[i]` is the step at which layer i left all bounds; it stays where it was."""
@@ -103,9 +108,10 @@ class ReferenceTrainer(AbstractTrainer):
         arrays = jax.tree.map(jnp.asarray, arrays)
         diverged = jnp.asarray([-1 if at is None else at for at in state.diverged], int)
         root = jax.random.key(self._training.seed)
+        training = self._training.with_seed(0)  # which seed it is, the compiled step need not know
         step = state.step
         while step < stop and bool((diverged < 0).any()):
-            arrays, diverged = _descend(self._training, arrays, static, diverged, root, jnp.asarray(step, jnp.uint32))
+            arrays, diverged = _descend(training, arrays, static, diverged, root, jnp.asarray(step, jnp.uint32))
             step += 1
         layers = eqx.combine(jax.tree.map(np.asarray, arrays), static)
         return State(stop, layers, tuple(None if at < 0 else int(at) for at in diverged))

@@ -35,7 +35,7 @@ class Law(NamedTuple):
     Bq: np.ndarray
     F: np.ndarray
     Fq: np.ndarray
-    variances: np.ndarray
+    scales: np.ndarray
     noise: float
     plain: bool
     diagonal: bool
@@ -119,7 +119,7 @@ def _instances(d, law, s, prompt, step, k0, k1):
     fill_normals(s.drawn, 0, 2 * d + 1, prompt, step, INSTANCE, k0, k1)
     if law.diagonal:
         for i in range(d):
-            size = f32(law.variances[i])
+            size = f32(law.scales[i])
             for j in range(LANES):
                 s.w[row(i, j)] = size * s.drawn[row(d + i, j)]
         dot(s.w, 0, s.drawn, 0, d, s.target, 0)
@@ -245,6 +245,15 @@ def _gradients(d, w, first, readings, valid, law, s):
                 _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
 
 
+@on_lanes
+def _silence(w):
+    for h in range(w.U_hat.shape[0]):
+        for i in range(w.U_hat.shape[1]):
+            w.v_hat[h, i] = f32(0)
+            for j in range(w.U_hat.shape[2]):
+                w.U_hat[h, i, j] = f32(0)
+
+
 @functools.cache
 def trainer(softmax: bool, linear: bool):
     """The compiled loop over steps for layers of softmax heads, of linear heads, or one of each on the same prompts."""
@@ -259,7 +268,7 @@ def _sources() -> str:
 def _trainer(sources: str, softmax: bool, linear: bool):
     @numba.njit(nogil=True, error_model="numpy", cache=True)
     def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged):
-        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`, and returns where it stopped."""
+        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`."""
         with_widest_vectors()
         _ = sources  # part of the name under which the compiled code is kept
         d = law.B.shape[0] - 1
@@ -269,6 +278,8 @@ def _trainer(sources: str, softmax: bool, linear: bool):
         for step in range(start, stop):
             if softmax:
                 look(soft, law.B, law.Bq, law.plain)
+                if diverged[0] >= 0:  # it stays as it was, but the other must not see such numbers
+                    _silence(soft)
             if linear:
                 look(line, law.B, law.Bq, law.plain)
             for prompt in range(0, batch, LANES):
@@ -305,7 +316,6 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                     diverged[at] = step
                 going = going or diverged[at] < 0
             if not going:
-                return step + 1
-        return stop
+                return
 
     return train

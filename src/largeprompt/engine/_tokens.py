@@ -17,7 +17,8 @@ from ._philox import TOKENS, philox, philox_pairs
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 LOG2_E = f32(math.log2(math.e))
-_LARGEST_EXPONENT = 125.0  # of two, in float32
+_LARGEST_EXPONENT = 110.0  # of two: float32 ends at 127, and a sum or a value may be large too
+_LARGEST_VALUE = f32(100)  # the square of a value's size up to which that margin does
 _CHUNK = 256  # pairs of tokens
 _SUMS = 11
 _APART = LANES  # the products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
@@ -34,15 +35,19 @@ def sums_of(m):
 
 @on_lanes
 def must_shift(R, m, stride):
-    """Whether the square of a weight may leave float32 for some lane: then scores are taken from their maximum."""
+    """Whether the square of a weight, or of one times its value, may leave float32 for some lane.
+
+    Then scores are taken from their maximum.
+    """
     with_widest_vectors()
     limit = f32((_LARGEST_EXPONENT / (2 * LOG2_E * LARGEST_NORMAL)) ** 2 / m)
-    for c in range(0, m, 2):
+    for c in range(m):
+        largest = limit if c % 2 == 0 else _LARGEST_VALUE
         for j in range(LANES):
             square = f32(0)
             for i in range(m):
                 square += R[row(i * stride + c, j)] ** 2
-            if square > limit:
+            if square > largest:
                 return True
     return False
 
@@ -80,7 +85,7 @@ def _normals(radial, angular, first, second):
 def _adding(products: bool):
     """One head, two tokens a lane in places 2j and 2j + 1: with or without the products that a linear head needs.
 
-    Rows 0 to 3 of S, of double width: β log2 e, the shift of the scores, the two coordinates of the value; then sums.
+    Rows 0 to 3 of S, of double width: β log2 e, the shift of g, the two coordinates of the value; then sums.
     """
 
     @on_lanes
@@ -88,7 +93,7 @@ def _adding(products: bool):
         with_widest_vectors()
         for j in range(WIDE):
             g, h = first[j], second[j]
-            w = exp2(S[j] * g - S[WIDE + j])
+            w = exp2(S[j] * (g - S[WIDE + j]))
             f = S[2 * WIDE + j] * g + S[3 * WIDE + j] * h
             wf = w * f
             S[4 * WIDE + j] += w
@@ -137,9 +142,13 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second,
     for i in range((L + 1) // 2):
         _bits(i, bits, other, prompt, step, k0, k1)
         _normals(radial, angular, first, second)
-        for j in range(WIDE):
-            S[WIDE + j] = max(S[WIDE + j], first[j])
-    for j in range(LANES):  # with L odd the second place may see one token too many: it only shifts
+        if 2 * i + 1 < L:
+            for j in range(WIDE):
+                S[WIDE + j] = max(S[WIDE + j], first[j])
+        else:  # the second place holds no token
+            for j in range(LANES):
+                S[WIDE + 2 * j] = max(S[WIDE + 2 * j], first[2 * j])
+    for j in range(LANES):
         largest = max(S[WIDE + 2 * j], S[WIDE + 2 * j + 1])
         S[WIDE + 2 * j] = largest
         S[WIDE + 2 * j + 1] = largest
@@ -156,7 +165,7 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
         beta = R[j] * LOG2_E
         for place in range(2 * j, 2 * j + 2):
             S[place] = beta
-            S[WIDE + place] = beta * S[WIDE + place] if shifted else f32(0)
+            S[WIDE + place] = S[WIDE + place] if shifted else f32(0)
             S[2 * WIDE + place] = R[LANES + j]
             S[3 * WIDE + place] = R[row(stride + 1, j)]
     for k in range(_SUMS * WIDE + _APART):
@@ -222,14 +231,14 @@ def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
     shifted = must_shift(R, m, stride)
     for h in range(m // 2):
         for j in range(LANES):
-            S[row(top + h, j)] = f32(-np.inf) if shifted else f32(0)
+            S[row(top + h, j)] = f32(-1e30) if shifted else f32(0)
     if shifted:
         for l in range(L):
             _coordinates(S, m, l, prompt, step, k0, k1)
             for h in range(m // 2):
                 _combination(R, stride, 2 * h, S, S, score)
                 for j in range(LANES):
-                    S[row(top + h, j)] = max(S[row(top + h, j)], LOG2_E * S[row(score, j)])
+                    S[row(top + h, j)] = max(S[row(top + h, j)], S[row(score, j)])
     for i in range(n):
         for j in range(LANES):
             S[row(s + i, j)] = f32(0)
@@ -240,7 +249,7 @@ def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
             _combination(R, stride, 2 * h, S, S, score)
             _combination(R, stride, 2 * h + 1, S, S, x + 2 * h + 1)
             for j in range(LANES):
-                w = exp2(LOG2_E * S[row(score, j)] - S[row(top + h, j)])
+                w = exp2(LOG2_E * (S[row(score, j)] - S[row(top + h, j)]))
                 S[row(x + 2 * h, j)] = w
                 S[row(x + 2 * h + 1, j)] *= w
         for c in range(m):

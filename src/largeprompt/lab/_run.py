@@ -20,9 +20,8 @@ from ._record import Record
 from ._validity import ATTENTIONS, validated
 from ._weights import given_layer, of_kind
 
-FORMAT = (
-    1  # of the content hash: raised when the same settings come to mean another run, or an engine to draw other numbers
-)
+# Of the content hash: raised when the same settings come to mean another run, or an engine to draw other numbers.
+FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)

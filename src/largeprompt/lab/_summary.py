@@ -46,12 +46,14 @@ def _row(names: tuple[str, ...], member: str, group: list[xr.Dataset]) -> dict[s
     run = run_of(group[0])
     ends = [str(data.verdict.values) for data in group]
     final = np.asarray([float(data.risk[-1]) for data in group])
-    good = final[[end in ("converged", "unfinished") for end in ends]]
+    good_runs = [data for data, end in zip(group, ends, strict=True) if end in ("converged", "unfinished")]
+    good = np.asarray([float(data.risk[-1]) for data in good_runs])
     trapped = final[[end == "trapped" for end in ends]]
     counts = {name: ends.count(name) for name in VERDICTS}
     row: dict[str, Any] = {name: setting(run, name) for name in names}
     row |= {"attention": member, "runs": len(group), **counts}
-    row |= {"risk": _mean(good), "risk_stderr": _standard_error(good), "trapped_risk": _mean(trapped)}
+    error = math.hypot(_standard_error(good), _nodes_error(good_runs))
+    row |= {"risk": _mean(good), "risk_stderr": error, "trapped_risk": _mean(trapped)}
     row |= {f"{kind}_optimum": yardstick(run, kind).optimum for kind in ("linear", "softmax")}
     row["Bayes"] = float(group[0].Bayes)
     for name in ("trapped", "diverged"):
@@ -66,3 +68,8 @@ def _mean(values: np.ndarray) -> float:
 
 def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def _nodes_error(good: list[xr.Dataset]) -> float:
+    """What the nodes of the recorded risks add: runs share them, so that it does not average out."""
+    return float(np.mean([float(data.risk_stderr[-1]) for data in good])) if good else 0.0

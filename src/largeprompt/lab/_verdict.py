@@ -90,8 +90,8 @@ def _yardstick(run: Run, member: str) -> Yardstick:
     except ValueError:  # a singular covariance: then it is not known
         spurious = 0.0
     pace = np.linalg.eigvals(np.asarray(task.Sigma) @ np.asarray(task.Omega)).real
-    slowest = min((float(value) for value in pace if value > 1e-12 * pace.max()), default=math.inf)
-    return Yardstick(float(optimum), zero, spurious, TIME_CONSTANTS / slowest)
+    paces = [float(value) for value in pace if value > 1e-12 * max(pace.max(), 0)]
+    return Yardstick(float(optimum), zero, spurious, TIME_CONSTANTS / min(paces) if paces else math.inf)
 
 
 def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:

@@ -21,7 +21,12 @@ HUE: dict[str, str] = {"softmax": COLOURS[0], "linear": COLOURS[1]}
 
 def rows_as_dataset(rows: Sequence[dict[str, Any]]) -> xr.Dataset:
     """The rows of a summary as columns, for NetCDF and CSV."""
-    return xr.Dataset({name: ("row", [row[name] for row in rows]) for name in rows[0]})
+    return xr.Dataset({name: ("row", _column([row[name] for row in rows])) for name in rows[0]})
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """Whole numbers as they are while they fit 32 bits, the most that the files hold."""
+    return [float(v) if isinstance(v, int) and abs(v) >= 2**31 else v for v in values]
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:
