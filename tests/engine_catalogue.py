@@ -93,6 +93,7 @@ CASES = {
     "singular": Case(LinearRegression(np.ones((2, 2)), 0.2, query_Sigma=np.ones((2, 2))), 5, pair(3)),
     "noiseless": Case(LinearRegression(np.diag([1.0, 0.4]), 0.0), 5, pair(3)),
     "hard maximum": Case(KMS, 5, pair(3, 15.0)),
+    "harder maximum": Case(KMS, 5, pair(3, 1000.0)),
     "U = 0": Case(KMS, 5, (lp.SoftmaxAttention(ZERO, ROW), lp.LinearAttention(ZERO, ROW))),
     "V = 0": Case(KMS, 5, (lp.SoftmaxAttention(MATRIX, ZERO[:1]), lp.LinearAttention(MATRIX, ZERO[:1]))),
     "five covariates": Case(LinearRegression(kms(5, 0.3), 0.1, np.eye(5) / 5), 8, pair(6, 0.4)),

@@ -100,6 +100,31 @@ def test_options_override_the_file_and_arrays_come_from_files(command):
     np.testing.assert_array_equal(data.U.values[0, 0], np.eye(3))
 
 
+def test_a_seed_as_option_stands_for_all_seeds_of_the_file(command):
+    Path("run.toml").write_text("weight_seed = 5\ndata_seed = 6\n")
+    code, _, err = command("train", "--config", "run.toml", "--seed", "3", *QUICK, "--attention", "linear")
+    assert (code, err) == (0, "")
+    (address,) = lab.Store("runs").addresses()
+    data = lab.Store("runs").load(address)
+    assert data is not None
+    run = lab.run_of(data)
+    assert (run.weight_seed, run.data_seed) == (3, 3)
+
+
+def test_lengths_beyond_32_bits_are_written(command):
+    options = ("--L", "3000000000", "--d", "2", "--steps", "3", "--attention", "linear")
+    code, _, err = command("train", *options)
+    assert (code, err) == (0, "")
+    assert xr.load_dataset("results/training.nc", engine="scipy").L.values.tolist() == [3e9]
+
+
+def test_a_record_that_is_no_table_is_one_line(command):
+    Path("run.toml").write_text('record = "norms"\n')
+    code, _, err = command("train", "--config", "run.toml", "--points", "3")
+    assert code == 2
+    assert "record is 'norms'" in err
+
+
 WRONG = [
     (("--L", "ten"), "L is 'ten'; it must be a whole number of at least 1, or inf"),
     (("--L", "10,0"), "L is 0; it must be a whole number of at least 1, or inf"),

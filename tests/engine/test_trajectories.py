@@ -156,3 +156,11 @@ def test_the_softmax_layer_of_a_pair_learns_what_it_learns_alone():
         beside, alone = (trainer.advance(trainer.start(), 50).layers[0] for trainer in trainers)
         np.testing.assert_allclose(flat(beside), flat(alone), atol=1e-5)
         assert np.abs(flat(alone) - flat(layers[0])).max() > 1e-2
+
+
+@pytest.mark.parametrize("size", [1e5, 1e10])
+def test_however_large_the_scores_of_softmax_linear_attention_beside_it_stays_its_own(size):
+    soft, line = pair(3)
+    soft = lp.SoftmaxAttention(size * soft.U, soft.V)
+    trainer = FusedTrainer(Training(KMS, 9, batch=64, rate=1e-30), (soft, line))
+    assert trainer.advance(trainer.start(), 20).diverged[1] is None

@@ -82,3 +82,8 @@ def test_the_interval_of_a_share_is_wilson_s(count, total):
 
 def test_of_no_runs_any_share_is_possible():
     assert lab.wilson(0, 0) == (0.0, 1.0)
+
+
+def test_where_nothing_can_be_learnt_no_run_is_long_enough_to_be_trapped():
+    run = lab.Run(d=2, L=8, omega=((0.0, 0.0), (0.0, 0.0)), attention="linear", steps=20)
+    assert yardstick(run, "linear").long_enough == math.inf
