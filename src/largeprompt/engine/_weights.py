@@ -94,6 +94,18 @@ def _set_product_transposed(a, b, plain, out):
 
 
 @on_matrices
+def _apply(matrix, vector, plain, out):
+    """out = matrix · vector, or the vector itself where the matrix is the identity."""
+    for i in range(len(out)):
+        total = vector[i]
+        if not plain:
+            total = 0.0
+            for a in range(len(vector)):
+                total += matrix[i, a] * vector[a]
+        out[i] = total
+
+
+@on_matrices
 def look(w, B, Bq, plain):
     """Û and v̂ of every head, with their slopes at 0; `plain` says that B and Bq are the identity."""
     heads, _, D = w.K.shape
@@ -125,29 +137,17 @@ def look(w, B, Bq, plain):
             for a in range(w.V.shape[1]):
                 total += w.O[h, a] * w.V[h, a, i]
             w.v[h, i] = total
-        for i in range(D):
-            total = w.v[h, i]
-            if not plain:
-                total = 0.0
-                for a in range(D):
-                    total += B[a, i] * w.v[h, a]
-            w.v_hat[h, i] = total
+        _apply(B.T, w.v[h], plain, w.v_hat[h])
 
 
 @on_matrices
 def _slopes(w, h, B, Bq, plain):
-    r"""The slopes of head h in K, $s\hat Q(\partial\hat U)^\top B^\top$, in Q, $s\hat K
+    r"""The slopes of head h in K, Q and v, that in v in the room of v.
 
-    \,\partial\hat U B_q^\top$, and in v.
+    They are $s\hat Q(\partial\hat U)^\top B^\top$, $s\hat K\,\partial\hat U B_q^\top$ and $B\,\partial\hat v$.
     """
     k, D = w.dK.shape
-    for i in range(D):
-        total = w.dv[h, i]
-        if not plain:
-            total = 0.0
-            for a in range(D):
-                total += B[i, a] * w.dv[h, a]
-        w.v[h, i] = total
+    _apply(B, w.dv[h], plain, w.v[h])
     dU, Q_hat, K_hat = w.dU[h], w.Q_hat[h], w.K_hat[h]
     if not w.learns_K:
         for i in range(D):  # Û = Bᵀ Q B_q: the slope in Q is B ∂Û B_qᵀ
