@@ -124,3 +124,22 @@ def test_a_prompt_of_infinite_length_is_the_measure_itself(mu):
         prompt = mu.prompt(jax.random.key(0), 7)
         assert isinstance(prompt, lp.Empirical)
         assert prompt.size == 7
+
+
+@each_measure
+def test_the_support_lies_within_the_radius(mu):
+    if isinstance(mu, lp.FromCGF) and mu.known_sample is None:
+        return
+    tokens = np.linalg.norm(mu.sample(jax.random.key(30), 2000), axis=1)
+    assert tokens.max() <= mu.radius() * (1 + 1e-12)
+
+
+@each_measure
+def test_tails_are_the_growth_of_the_cgf(mu):
+    """Λ(tθ)/t² tends to half the largest θᵀΓθ: at t = 1e5 the means and the constants are a few 1e-5 of it."""
+    if (tails := mu.tails()) is None:
+        return
+    theta = catalogue.theta_for(mu, seed=31)
+    growth = max(theta @ np.asarray(Gamma) @ theta for Gamma in tails) / 2
+    t = 1e5
+    np.testing.assert_allclose(mu.cgf(t * theta) / t**2, growth, rtol=1e-3, atol=1e-3)

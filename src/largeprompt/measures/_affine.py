@@ -44,3 +44,12 @@ class Affine(AbstractMeasure):
 
     def _subgaussian(self):
         return jnp.linalg.norm(self.A, 2) * self.mu._subgaussian()
+
+    def _radius(self):
+        radius = self.mu._radius()
+        reach = jnp.linalg.norm(self.A, 2)
+        return jnp.where(reach == 0, 0.0, reach * radius) + jnp.linalg.norm(self.b)
+
+    def _tails(self):
+        tails = self.mu._tails()
+        return None if tails is None else tuple(self.A @ Gamma @ self.A.T for Gamma in tails)

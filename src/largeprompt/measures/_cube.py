@@ -113,3 +113,9 @@ class Cube(AbstractMeasure):
     def _subgaussian(self):
         """σ² = max h²/3: the second derivative of Λ is largest at 0, whatever the tilt."""
         return self.h.max() / math.sqrt(3)
+
+    def _radius(self):
+        return jnp.linalg.norm(self.h)
+
+    def _tails(self):
+        return (jnp.zeros((self.dim, self.dim)),)

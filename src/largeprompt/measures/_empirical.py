@@ -65,6 +65,13 @@ class Empirical(AbstractMeasure):
         held = jnp.ones(self.size, bool) if self.log_weights is None else self.log_weights > -jnp.inf
         return enclosing_radius(self.points, held)
 
+    def _radius(self):
+        norms = jnp.linalg.norm(self.points, axis=1)
+        return norms.max() if self.log_weights is None else jnp.where(self.log_weights > -jnp.inf, norms, 0).max()
+
+    def _tails(self):
+        return (jnp.zeros((self.dim, self.dim)),)
+
 
 def enclosing_radius(points: Float[Array, "n D"], held: Bool[Array, " n"]) -> Float[Array, ""]:
     """The radius of a ball around the points that are held, the smaller of two simple ones."""

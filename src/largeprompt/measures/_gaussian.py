@@ -59,3 +59,9 @@ class Gaussian(AbstractMeasure):
 
     def _subgaussian(self):
         return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(self.Gamma)[-1], 0))
+
+    def _radius(self):
+        return jnp.where(jnp.any(self.Gamma != 0), jnp.inf, jnp.linalg.norm(self.m))
+
+    def _tails(self):
+        return (self.Gamma,)

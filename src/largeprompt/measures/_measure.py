@@ -47,6 +47,12 @@ class AbstractMeasure(eqx.Module):
     @abc.abstractmethod
     def _subgaussian(self) -> Float[Array, ""]: ...
 
+    def _radius(self) -> Float[Array, ""]:
+        return jnp.asarray(jnp.inf)
+
+    def _tails(self) -> tuple[Float[Array, "D D"], ...] | None:
+        return None
+
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""
         return checks.result("cgf(theta)", self._cgf(checks.vector("theta", theta, self.dim)))
@@ -75,6 +81,17 @@ class AbstractMeasure(eqx.Module):
     def subgaussian(self) -> Float[Array, ""]:
         r"""A $\sigma$ with $\log E\,e^{\langle\theta, z-Ez\rangle} \le \sigma^2\|\theta\|^2/2$ for every $\theta$."""
         return checks.result("the sub-Gaussian constant", self._subgaussian())
+
+    def radius(self) -> Float[Array, ""]:
+        r"""The radius of a ball about 0 that holds the support; infinite where there is none, or none is known."""
+        return self._radius()
+
+    def tails(self) -> tuple[Float[Array, "D D"], ...] | None:
+        r"""The covariances of the Gaussians that the law ends in: $\Lambda(t\theta)/t^2 \to
+        \tfrac12\max_k\theta^\top\Gamma_k\theta$, and beyond any radius its mass is that of those Gaussians to first
+        order of the exponent. Zero for bounded laws, None where they are not known.
+        """
+        return self._tails()
 
     def prompt(self, key: PRNGKeyArray, L: int | float) -> "AbstractMeasure":
         """A prompt of `L` independent tokens as a measure: their empirical measure, or for `L = inf` this measure."""

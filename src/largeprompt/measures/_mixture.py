@@ -76,3 +76,17 @@ class Mixture(AbstractMeasure):
         """σ² = the largest σ_k² of a component + that of the law of the component means."""
         spread = jnp.where(self._held(), jnp.stack([mu._subgaussian() for mu in self.components]), 0).max()
         return jnp.hypot(spread, enclosing_radius(self._means(), self._held()))
+
+    def _radius(self):
+        return jnp.where(self._held(), jnp.stack([mu._radius() for mu in self.components]), 0).max()
+
+    def _tails(self):
+        tails = [known for mu in self.components if (known := mu._tails()) is not None]
+        if len(tails) < len(self.components):
+            return None
+        # those of no weight are zeroed, not left out: under tracing nobody knows which they are
+        return tuple(
+            jnp.where(held, Gamma, 0)
+            for held, of_component in zip(self._held(), tails, strict=True)
+            for Gamma in of_component
+        )

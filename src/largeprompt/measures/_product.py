@@ -1,3 +1,5 @@
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -49,3 +51,12 @@ class Product(AbstractMeasure):
 
     def _subgaussian(self):
         return jnp.stack([mu._subgaussian() for mu in self.factors]).max()
+
+    def _radius(self):
+        return jnp.linalg.norm(jnp.stack([mu._radius() for mu in self.factors]))
+
+    def _tails(self):
+        tails = [known for mu in self.factors if (known := mu._tails()) is not None]
+        if len(tails) < len(self.factors):
+            return None
+        return tuple(jax.scipy.linalg.block_diag(*blocks) for blocks in itertools.product(*tails))

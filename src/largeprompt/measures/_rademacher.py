@@ -48,3 +48,9 @@ class Rademacher(AbstractMeasure):
         """σ² = max h² tanh(x)/x at x = half the log-odds, the best constant for two points (Kearns and Saul)."""
         x = jnp.where(self.bias == 0, 1.0, self.bias)
         return (self.h * jnp.sqrt(jnp.where(self.bias == 0, 1.0, jnp.tanh(x) / x))).max()
+
+    def _radius(self):
+        return jnp.linalg.norm(self.h)
+
+    def _tails(self):
+        return (jnp.zeros((self.dim, self.dim)),)

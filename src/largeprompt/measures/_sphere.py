@@ -75,6 +75,12 @@ class Sphere(AbstractMeasure):
         """σ² = ρ²/D: both eigenvalues of the Hessian of Λ are largest at 0, whatever the tilt."""
         return self.rho / math.sqrt(self.dim)
 
+    def _radius(self):
+        return self.rho
+
+    def _tails(self):
+        return (jnp.zeros((self.dim, self.dim)),)
+
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _drops(key: PRNGKeyArray, kappa: Float[Array, ""], dim: int, n: int) -> Float[Array, " n"]:
