@@ -6,3 +6,5 @@ from ._asymptotics import output_covariance as output_covariance
 from ._asymptotics import rates as rates
 from ._deviation import Deviation as Deviation
 from ._deviation import deviation as deviation
+from ._fit import RateFit as RateFit
+from ._quantities import QUANTITIES as QUANTITIES

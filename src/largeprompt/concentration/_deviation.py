@@ -1,65 +1,210 @@
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import overload
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt._typing import BatchLike
-from largeprompt.attention import AbstractAttention, AbstractLayer, merged_form
+from largeprompt.attention import AbstractLayer
+from largeprompt.icl import AbstractTask
 from largeprompt.measures import AbstractMeasure, Empirical
+
+from ._fit import RateFit, fit_power_law
+from ._gaussian_prompts import GaussianPrompts
+from ._prompts import batch_for, chunk_for, squares
+from ._quantities import OF_RISK, Form, chosen, forms, laws, lengths, stand_in_size
+from ._reliability import interval, reliability
+
+LEVELS = (0.05, 0.5, 0.95)
+_QUERIES = 8  # a prompt, where drawing the prompt is the larger cost
+_ALL = 64  # atoms of a law of queries up to which each prompt sees them all
 
 
 class Deviation(eqx.Module):
-    """Mean squares of what a finite prompt is off its limit by, and their standard errors over prompts."""
+    r"""How far a quantity of a layer on L tokens is from its limit: the mean of $\|X_L - X\|^2$, for each length.
 
-    output: Float[Array, ""]
-    V: Float[Array, ""]
-    U: Float[Array, ""]
-    output_stderr: Float[Array, ""]
-    V_stderr: Float[Array, ""]
-    U_stderr: Float[Array, ""]
+    `stderr` and the 95 % interval from `low` to `high` are over independent prompts; `quantiles` are those of the
+    squares at `levels`, over prompts and queries. `effective` is the number of equally large squares that would carry
+    the same error, `tail` the index of their tail, `needed` how many prompts a standard error of a tenth takes (infinite
+    where the mean itself seems to be), and `trusted` whether there were as many. For risks `mean_square` is the square of
+    the difference of the means, and `gap` that difference or its norm.
+    """
+
+    quantity: str = eqx.field(static=True)
+    L: Int[np.ndarray, " k"]
+    mean_square: Float[np.ndarray, " k"]
+    stderr: Float[np.ndarray, " k"]
+    low: Float[np.ndarray, " k"]
+    high: Float[np.ndarray, " k"]
+    quantiles: Float[np.ndarray, "k 3"]
+    effective: Float[np.ndarray, " k"]
+    tail: Float[np.ndarray, " k"]
+    needed: Float[np.ndarray, " k"]
+    trusted: Bool[np.ndarray, " k"]
+    gap: Float[np.ndarray, " k"] | None
+    gap_stderr: Float[np.ndarray, " k"] | None
+    replicates: int = eqx.field(static=True)
+    method: str = eqx.field(static=True)
+    levels: tuple[float, ...] = eqx.field(static=True, default=LEVELS)
+
+    def fit(self, at_least: float = 0) -> RateFit:
+        """The power law through the trusted points from the length `at_least` on."""
+        keep = (at_least <= self.L) & self.trusted
+        return fit_power_law(self.L[keep], self.mean_square[keep], self.stderr[keep])
 
 
+Done = Callable[[int], None]
+Tokens = AbstractMeasure | AbstractTask
+Queries = AbstractMeasure | Float[Array, "q D"] | None
+
+
+@overload
+def deviation(
+    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: str, key: PRNGKeyArray, **options
+) -> Deviation: ...
+@overload
+def deviation(
+    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Sequence[str], key: PRNGKeyArray, **options
+) -> dict[str, Deviation]: ...
 def deviation(
     layer: AbstractLayer,
-    mu: AbstractMeasure,
-    queries: BatchLike,
-    L: int,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: str | Sequence[str],
     key: PRNGKeyArray,
-    replicates: int = 256,
-) -> Deviation:
-    r"""$E\|T[\hat\mu_L] - T[\mu]\|^2$ averaged over the queries given, and the same for $\nabla_V T$ and $\nabla_U T$.
+    *,
+    replicates: int = 1000,
+    queries: int | None = None,
+    query_in_prompt: bool = False,
+    sampler: str = "auto",
+    done: Done | None = None,
+) -> Deviation | dict[str, Deviation]:
+    r"""$E\|X_L - X\|^2$ over fresh prompts of L tokens of `mu` and queries of `nu`, measured, for each L.
 
-    Measured on `replicates` fresh prompts of `L` tokens, streamed one after the other. Paper: the left-hand sides of
-    Propositions 3.1 and 3.4.
+    `quantity` is "output", a Jacobian ("V", "U", "K", "Q", "O", or "gradient" for all of the layer's own parameters at
+    once), or several of them on the same prompts; for a task in place of `mu`, "risk" or "risk-gradient". `nu` is a law
+    (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
+    queries, or by all of a few given ones. Gaussian prompts are drawn through what attention sees of them, one query
+    each, unless `sampler` is "tokens". Warns where heavy tails leave an estimate that cannot be trusted. Paper: the
+    left-hand sides of Propositions 3.1 and 3.4; with `query_in_prompt`, Remark 3.2.
     """
-    attention = merged_form(layer)
-    queries = checks.matrix("queries", queries, None, attention.dim)
-    L, replicates = checks.count("L", L), checks.count("replicates", replicates, at_least=2)
-    squares = _squares(attention, attention._prompt(mu), queries, jax.random.split(checks.key(key), replicates), L)
-    means = [checks.result("the deviation", s.mean()) for s in squares]
-    return Deviation(*means, *[s.std(ddof=1) / jnp.sqrt(replicates) for s in squares])
+    names, Ls = chosen(quantity), lengths(Ls)
+    replicates = checks.count("replicates", replicates, at_least=2)
+    key = checks.key(key)
+    if sampler not in ("auto", "tokens"):
+        raise ValueError(f"sampler is {sampler!r}; it must be 'auto' or 'tokens'")
+    if names[0] in OF_RISK:
+        from ._risks import risk_deviation
+
+        found = risk_deviation(layer, mu, nu, Ls, names, key, replicates, query_in_prompt, done)
+    else:
+        if isinstance(mu, AbstractTask):
+            raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
+        found = _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, done)
+    for result in found.values():
+        _warn(result)
+    return found[names[0]] if isinstance(quantity, str) else found
 
 
-@eqx.filter_jit
-def _squares(attention: AbstractAttention, mu: AbstractMeasure, queries, keys, L: int):
-    """The three squared deviations, averaged over queries, of each prompt."""
-    thetas = queries @ attention.U.T
-
-    def reading(law, theta):
-        return attention.reading(law, theta), attention.V @ attention.reading_slope(law, theta)
-
-    mean, VH = jax.vmap(lambda theta: reading(mu, theta))(thetas)
-
-    def of_one_prompt(key):
-        prompt = Empirical(mu._sample(key, L))
-        mean_L, VH_L = jax.vmap(lambda theta: reading(prompt, theta))(thetas)
-        off, slope_off = mean_L - mean, VH_L - VH
-        # ∂T_i/∂V is e_i mᵀ and ∂T_i/∂U is (HV_i)zᵀ: their Frobenius norms need no tensors
-        return (
-            jnp.sum((off @ attention.V.T) ** 2, axis=1).mean(),
-            attention.outputs * jnp.sum(off**2, axis=1).mean(),
-            (jnp.sum(slope_off**2, axis=(1, 2)) * jnp.sum(queries**2, axis=1)).mean(),
+def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, done):
+    attention, mu, nu = laws(layer, mu, nu)
+    known = list(forms(layer, names).values())
+    size = stand_in_size(mu)
+    if size is not None and max(Ls) > size / 10:
+        warnings.warn(
+            f"mu is known by a sampler, and {size} tokens stand in for it: below about c/{size} a deviation is that of "
+            "the stand-in; give FromSampler a larger size",
+            stacklevel=3,
         )
+    reduced = GaussianPrompts.of(attention, mu) if sampler == "auto" and queries is None else None
+    slopes = any(form.slopes for form in known)
+    curves, methods = [], set()
+    for L in Ls:
+        at_length = jax.random.fold_in(key, L)
+        if reduced is not None and reduced.serves(L, slopes):
+            values = _reduced(reduced, known, nu, L, at_length, replicates, query_in_prompt)
+            methods.add("Gaussian prompts through what attention sees of them, one query each")
+        else:
+            values = _streamed(attention, mu, nu, known, L, at_length, replicates, queries, query_in_prompt)
+            methods.add(f"whole prompts, {values[0].shape[1]} queries each")
+        curves.append(values)
+        if done is not None:
+            done(L)
+    method = "; ".join(sorted(methods))
+    return {name: summary(name, Ls, [c[i] for c in curves], method) for i, name in enumerate(names)}
 
-    return jax.lax.map(of_one_prompt, keys)
+
+def _seed(key: PRNGKeyArray) -> int:
+    words = np.asarray(jax.random.bits(key, (2,), jnp.uint32)).astype(np.uint64)
+    return int(words[0]) + (int(words[1] >> np.uint64(1)) << 32)
+
+
+def _reduced(reduced: GaussianPrompts, known: list[Form], nu, L, key, replicates, query_in_prompt):
+    of_queries, of_prompts = jax.random.split(key)
+    z = np.asarray(nu._sample(of_queries, replicates), float)
+    values = reduced.squares(known, z, L, _seed(of_prompts), 0, query_in_prompt)
+    return [value[:, None] for value in values]
+
+
+def _streamed(attention, mu, nu, known, L, key, replicates, queries, query_in_prompt):
+    few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
+    count = None if queries is None and few else checks.count("queries", _QUERIES if queries is None else queries)
+    chunk, slopes = chunk_for(L), any(form.slopes for form in known)
+    batch = min(batch_for(chunk, count or nu.size, mu.dim, slopes), 2 ** math.ceil(math.log2(replicates)))
+    keys = jax.random.split(key, -(-replicates // batch) * batch)
+    parts = []
+    for i in range(0, replicates, batch):  # whole batches, the last one cut: one shape is compiled
+        part = squares(attention, mu, nu, known, keys[i : i + batch], jnp.asarray(L), chunk, count, query_in_prompt)
+        parts.append([np.asarray(value, float) for value in part])
+    return [np.concatenate(values)[:replicates] for values in zip(*parts, strict=True)]
+
+
+def summary(name: str, Ls: Sequence[int], curves: Sequence[Float[np.ndarray, "n q"]], method: str) -> Deviation:
+    """The curve of one quantity from its squares, prompts in rows."""
+    columns = []
+    for L, values in zip(Ls, curves, strict=True):
+        if not np.isfinite(values).all():
+            raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
+        of_prompts = values.mean(axis=1)
+        trust = reliability(of_prompts)
+        error = of_prompts.std(ddof=1) / math.sqrt(len(of_prompts))
+        columns.append((of_prompts.mean(), error, *interval(of_prompts, L), np.quantile(values, LEVELS), *trust))
+    mean, error, low, high, quantiles, effective, tail, needed, trusted = (
+        np.array(column) for column in zip(*columns, strict=True)
+    )
+    return Deviation(
+        quantity=name,
+        L=np.array(Ls),
+        mean_square=mean,
+        stderr=error,
+        low=low,
+        high=high,
+        quantiles=quantiles,
+        effective=effective,
+        tail=tail,
+        needed=needed,
+        trusted=trusted,
+        gap=None,
+        gap_stderr=None,
+        replicates=len(curves[0]),
+        method=method,
+    )
+
+
+def _warn(result: Deviation) -> None:
+    if result.trusted.all():
+        return
+    worst = int(np.argmax(np.where(result.trusted, 0, result.needed)))
+    L, effective, needed = int(result.L[worst]), result.effective[worst], result.needed[worst]
+    remedy = "no number of draws would do" if math.isinf(needed) else f"about {needed:.2g} prompts would do"
+    warnings.warn(
+        f"{result.quantity} at L = {L}: {result.replicates} prompts are worth {effective:.3g} (tail index "
+        f"{result.tail[worst]:.2f}), so the mean cannot be trusted; {remedy}",
+        stacklevel=4,
+    )

@@ -2,3 +2,5 @@
 
 from ._choice import trainer_for as trainer_for
 from ._fused import FusedTrainer as FusedTrainer
+from ._prompt_sums import gaussian_prompt_sums as gaussian_prompt_sums
+from ._prompt_sums import sum_count as sum_count

@@ -257,10 +257,11 @@ def _silence(w):
 @functools.cache
 def trainer(softmax: bool, linear: bool):
     """The compiled loop over steps for layers of softmax heads, of linear heads, or one of each on the same prompts."""
-    return _trainer(_sources(), softmax, linear)
+    return _trainer(source_hash(), softmax, linear)
 
 
-def _sources() -> str:
+def source_hash() -> str:
+    """Of this folder: compiled code is kept on disk under a name that holds it."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

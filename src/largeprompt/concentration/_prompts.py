@@ -1,0 +1,150 @@
+r"""Prompts drawn from any law and read as they are drawn: memory does not grow with their length.
+
+Of one prompt and the tilts of some queries, with tokens $y = z-c$ about a centre: $S_0 = \sum_l e^{\langle\theta,y_l
+\rangle-s}$, $S_1 = \sum_l e^{\langle\theta,y_l\rangle-s}y_l$ and, for slopes, $S_2$ with $y_ly_l^\top$; $s$ follows the
+largest score.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from largeprompt.attention import AbstractAttention, LinearAttention
+from largeprompt.measures import AbstractMeasure
+
+_CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
+_ROOM = 2**21  # numbers held at once for a batch of prompts
+
+
+class Sums(NamedTuple):
+    """Of each query: the shift, Σω, Σωy and, where asked for, Σωyyᵀ."""
+
+    shift: Float[Array, " q"]
+    total: Float[Array, " q"]
+    first: Float[Array, "q D"]
+    second: Float[Array, "q D D"] | None
+
+
+class Reading(NamedTuple):
+    """What a layer reads off a prompt along each query, and the slope of that."""
+
+    mean: Float[Array, "q D"]
+    slope: Float[Array, "q D D"] | None
+
+
+def chunk_for(L: int) -> int:
+    """How many tokens to draw at once."""
+    return next((chunk for chunk in _CHUNKS if chunk >= L), _CHUNKS[-1])
+
+
+def batch_for(chunk: int, queries: int, dim: int, slopes: bool) -> int:
+    """How many prompts to draw side by side."""
+    held = chunk * (3 * dim + 3 * queries + (dim * dim if slopes else 0))
+    return max(1, 2 ** int(math.log2(max(1, _ROOM // held))))
+
+
+def prompt_sums(
+    mu: AbstractMeasure,
+    key: PRNGKeyArray,
+    thetas: Float[Array, "q D"],
+    L: Int[Array, ""],
+    chunk: int,
+    slopes: bool,
+    centre: Float[Array, " D"],
+    own: Float[Array, "q D"] | None,
+) -> Sums:
+    """Of one prompt of L tokens, `chunk` drawn at a time; `own` are the queries where they are tokens of it too."""
+    q, D = thetas.shape
+    dtype = thetas.dtype
+
+    def added(i, sums: Sums) -> Sums:
+        y = mu._sample(jax.random.fold_in(key, i), chunk) - centre
+        scores = thetas @ y.T
+        scores = jnp.where(i * chunk + jnp.arange(chunk) < L, scores, -jnp.inf)
+        shift = jnp.maximum(sums.shift, scores.max(axis=1))
+        kept, weights = jnp.exp(sums.shift - shift), jnp.exp(scores - shift[:, None])
+        second = None
+        if sums.second is not None:
+            pairs = (y[:, :, None] * y[:, None, :]).reshape(chunk, D * D)
+            second = kept[:, None, None] * sums.second + (weights @ pairs).reshape(q, D, D)
+        return Sums(shift, kept * sums.total + weights.sum(axis=1), kept[:, None] * sums.first + weights @ y, second)
+
+    if own is None:
+        lowest = jnp.full(q, jnp.finfo(dtype).min, dtype)  # finite: -inf - (-inf) would be NaN
+        empty = jnp.zeros((q, D), dtype)
+        start = Sums(lowest, jnp.zeros(q, dtype), empty, jnp.zeros((q, D, D), dtype) if slopes else None)
+    else:
+        y = own - centre
+        start = Sums(jnp.sum(thetas * y, axis=1), jnp.ones(q, dtype), y, y[:, :, None] * y[:, None, :])
+        start = start if slopes else start._replace(second=None)
+    return jax.lax.fori_loop(0, (L + chunk - 1) // chunk, added, start)
+
+
+def softmax_reading(sums: Sums, centre: Float[Array, " D"]) -> Reading:
+    """The tilted prompt's mean and covariance."""
+    mean = sums.first / sums.total[:, None]
+    slope = None
+    if sums.second is not None:
+        slope = sums.second / sums.total[:, None, None] - mean[:, :, None] * mean[:, None, :]
+    return Reading(mean + centre, slope)
+
+
+def reading(
+    attention: AbstractAttention,
+    mu: AbstractMeasure,
+    key: PRNGKeyArray,
+    queries: Float[Array, "q D"],
+    L: Int[Array, ""],
+    chunk: int,
+    slopes: bool,
+    query_in_prompt: bool,
+) -> Reading:
+    """What a layer reads off one prompt of L tokens along each query."""
+    thetas = queries @ attention.U.T
+    if not isinstance(attention, LinearAttention):
+        centre = mu._mean()
+        own = queries if query_in_prompt else None
+        return softmax_reading(prompt_sums(mu, key, thetas, L, chunk, slopes, centre, own), centre)
+    flat = jnp.zeros((1, mu.dim), thetas.dtype)
+    sums = prompt_sums(mu, key, flat, L, chunk, True, flat[0], None)
+    assert sums.second is not None  # asked for
+    second = jnp.broadcast_to(sums.second[0], (len(queries), mu.dim, mu.dim))
+    own = queries[:, :, None] * queries[:, None, :]
+    second = (second + own) / (L + 1) if query_in_prompt else second / L
+    return Reading(jnp.einsum("qij,qj->qi", second, thetas), second)
+
+
+def limit(attention: AbstractAttention, mu: AbstractMeasure, queries: Float[Array, "q D"], slopes: bool) -> Reading:
+    """The same off the law itself."""
+
+    def one(z):
+        u = attention.U @ z
+        return attention.reading(mu, u), attention.reading_slope(mu, u) if slopes else None
+
+    return Reading(*jax.vmap(one)(queries))
+
+
+@eqx.filter_jit
+def squares(attention, mu, nu, forms, keys, L, chunk: int, queries: int | None, query_in_prompt: bool):
+    """The squared differences of each prompt at each of its queries, one array a form.
+
+    `queries` fresh ones a prompt, or with None all the atoms of `nu`.
+    """
+    slopes = any(form.slopes for form in forms)
+    fixed = nu.points if queries is None else None
+    at_fixed = None if fixed is None else limit(attention, mu, fixed, slopes)
+
+    def of_prompt(key):
+        of_queries, of_tokens = jax.random.split(key)
+        z = nu._sample(of_queries, queries) if fixed is None else fixed
+        there = limit(attention, mu, z, slopes) if at_fixed is None else at_fixed
+        here = reading(attention, mu, of_tokens, z, L, chunk, slopes, query_in_prompt)
+        dm = here.mean - there.mean
+        dH = here.slope - there.slope if slopes else None
+        return [jax.vmap(form, in_axes=(0, None if dH is None else 0, 0))(dm, dH, z) for form in forms]
+
+    return jax.vmap(of_prompt)(keys)

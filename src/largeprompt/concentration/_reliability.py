@@ -1,0 +1,82 @@
+r"""How far a mean of heavy-tailed numbers can be trusted, and how many more draws would do.
+
+The squared error at a query grows like $e^{\nu(z)}$: over queries its tail is a power, $P(X>x)\approx x^{-1/k}$. The
+mean converges like $N^{-1/2}$ for $k<\tfrac12$, like $N^{-(1-k)}$ up to $k = 1$, and not at all beyond; below
+$10^{1/(1-k)}$ draws the estimate is not to be believed whatever its spread (Vehtari, Simpson, Gelman, Yao and Gabry,
+JMLR 25, 2024).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+_WANTED = 0.1  # relative standard error
+_FEWEST = 50.0  # effective draws
+_RESAMPLES = 999
+_MANY = 2**15  # from here on the central limit theorem serves as well as resampling
+
+
+class Reliability(NamedTuple):
+    """Effective draws, the tail's index k, draws needed for a standard error of a tenth, and whether to trust."""
+
+    effective: float
+    tail: float
+    needed: float
+    trusted: bool
+
+
+def reliability(values: Float[np.ndarray, " n"]) -> Reliability:
+    """Of the mean of independent values of at least 0."""
+    n, total, squares = len(values), float(values.sum()), float(np.sum(values**2))
+    if total == 0:
+        return Reliability(float(n), 0.0, float(n), True)
+    effective = total**2 / squares
+    k = tail_index(values)
+    relative = math.sqrt(max(1 / effective - 1 / n, 0.0) * n / max(n - 1, 1))
+    least = 10 ** (1 / (1 - max(k, 0.0))) if k < 1 else math.inf
+    more = max(relative / _WANTED, 1e-9) ** (1 / (1 - max(k, 0.5))) if k < 1 else math.inf
+    needed = max(n * more, least, _FEWEST)
+    return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e300 else math.inf, bool(needed <= 1.5 * n))
+
+
+def tail_index(values: Float[np.ndarray, " n"]) -> float:
+    r"""The shape k of the generalised Pareto law that the largest values follow (Zhang and Stephens, 2009).
+
+    Of the largest $\min(n/5, 3\sqrt n)$, drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
+    """
+    n = len(values)
+    count = int(min(n / 5, 3 * math.sqrt(n)))
+    if count < 5:
+        return 0.5
+    ordered = np.sort(values)
+    x = ordered[-count:] - ordered[-count - 1]
+    x = x[x > 0]
+    m = len(x)
+    if m < 5:
+        return 0.0
+    grid = 30 + int(math.sqrt(m))
+    quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
+    b = 1 / x[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
+    shapes = np.log1p(-b[:, None] * x).mean(axis=1)
+    profile = m * (np.log(-b / shapes) - shapes - 1)
+    weights = np.exp(profile - profile.max())
+    best = float(weights @ b / weights.sum())
+    k = float(np.log1p(-best * x).mean())
+    return (m * k + 10 * 0.5) / (m + 10)
+
+
+def interval(values: Float[np.ndarray, " n"], seed: int) -> tuple[float, float]:
+    """95 % for the mean of independent values: by resampling, where so few that their skewness matters."""
+    mean, error = float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+    if error == 0 or len(values) >= _MANY:
+        half = stats.norm.ppf(0.975) * error
+        return mean - half, mean + half
+    batch = max(1, 2**22 // len(values))
+    found = stats.bootstrap(
+        (values,), np.mean, n_resamples=_RESAMPLES, batch=batch, method="percentile", rng=np.random.default_rng(seed)
+    )
+    low, high = found.confidence_interval
+    return float(low), float(high)
