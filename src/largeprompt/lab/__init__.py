@@ -7,6 +7,10 @@ from ._execution import train as train
 from ._files import replacing as replacing
 from ._forecast import Forecast as Forecast
 from ._forecast import forecast as forecast
+from ._laws import layer_from as layer_from
+from ._laws import lengths_from as lengths_from
+from ._laws import measure_from as measure_from
+from ._laws import task_from as task_from
 from ._record import Record as Record
 from ._result import layer_at as layer_at
 from ._run import Run as Run
@@ -17,6 +21,8 @@ from ._settings import with_files as with_files
 from ._store import Entry as Entry
 from ._store import Store as Store
 from ._store import run_of as run_of
+from ._study import Study as Study
+from ._study import study_from as study_from
 from ._summary import setting as setting
 from ._summary import summary as summary
 from ._summary import varying as varying

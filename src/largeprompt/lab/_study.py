@@ -1,0 +1,248 @@
+"""How near finite prompts are to their limit, as data: what is measured, carrying it out, and what comes of it."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from largeprompt import __version__, concentration
+from largeprompt import _checks as checks
+from largeprompt.attention import AbstractLayer
+from largeprompt.icl import LinearRegression
+from largeprompt.measures import AbstractMeasure
+
+from ._laws import layer_from, lengths_from, measure_from, task_from
+from ._tables import inlined, short
+
+_KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
+_RISKS = ("risk", "risk-gradient")
+_LEVELS = ("q05", "q50", "q95")
+_BEFORE = {"L": "lengths", "quantity": "quantities"}
+
+
+def _tokens() -> dict[str, Any]:
+    return {"kind": "gaussian", "cov": "identity", "dim": 5}
+
+
+def _start() -> dict[str, Any]:
+    return {"init": "pytorch", "seed": 0}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Study:
+    """One measurement as data: tokens, queries and a layer as tables, prompt lengths, and the quantities compared.
+
+    `measure` describes a law of tokens, or with kind = "regression" a task, whose risks are then compared; `query` is
+    the law of queries, by default that of tokens. `bounds` asks for the paper's bounds beside the measurement.
+    """
+
+    measure: Mapping[str, Any] = dataclasses.field(default_factory=_tokens)
+    query: Mapping[str, Any] | None = None
+    layer: Mapping[str, Any] = dataclasses.field(default_factory=_start)
+    lengths: Any = "10:10000:log"
+    quantities: Any = None
+    replicates: int = 1000
+    seed: int = 0
+    query_in_prompt: bool = False
+    bounds: bool = True
+    tokens: AbstractMeasure | LinearRegression = dataclasses.field(init=False, repr=False)
+    queries: AbstractMeasure | None = dataclasses.field(init=False, repr=False)
+    attention: AbstractLayer = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self):
+        is_task = isinstance(self.measure, Mapping) and self.measure.get("kind") == "regression"
+        if is_task and self.query is not None:
+            raise ValueError(f"query is {short(self.query)}; a regression has its own, given by measure.query_sigma")
+        tokens = task_from(self.measure) if is_task else measure_from(self.measure)
+        queries = None if self.query is None else measure_from(self.query, where="query", dim=tokens.dim)
+        found = {
+            "tokens": tokens,
+            "queries": queries,
+            "attention": layer_from(self.layer, tokens.dim),
+            "lengths": lengths_from(self.lengths),
+            "quantities": _quantities(self.quantities, is_task),
+            "replicates": checks.count("replicates", self.replicates, at_least=2),
+            "seed": checks.count("seed", self.seed, at_least=0),
+            "query_in_prompt": _truth("query_in_prompt", self.query_in_prompt),
+            "bounds": _truth("bounds", self.bounds),
+        }
+        if found["seed"] >= 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be below {2**32}")
+        if found["query_in_prompt"] and is_task:
+            raise ValueError("query_in_prompt is True; of a regression the query is no token of the prompt")
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The study as plain data, under the names that a settings file gives them."""
+        found = {name: getattr(self, _BEFORE.get(name, name)) for name in _KEYS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def as_toml(self) -> str:
+        """A file that makes this study, with the arrays of other files in it."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
+
+    def carry_out(self, done: Callable[[int], None] = lambda L: None) -> xr.Dataset:
+        """Measure, predict and bound; `done` hears of each length measured. Paper: Propositions 3.1 and 3.4."""
+        if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError("studies are carried out in float64; call largeprompt.use_float64() first")
+        began = time.perf_counter()
+        of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
+        subject = (self.attention, self.tokens, self.queries, self.lengths)
+        measured: Any = concentration.deviation(
+            *subject,
+            self.quantities,
+            of_prompts,
+            replicates=self.replicates,
+            query_in_prompt=self.query_in_prompt,
+            done=done,
+        )
+        curves, numbers = {}, {}
+        for quantity in self.quantities:
+            predicted, method = self._predicted(quantity, of_prediction)
+            bound, name, refusal = self._bounded(quantity)
+            curves[quantity] = _measured(measured[quantity]) | {
+                "predicted": _array(predicted, "mean_square", len(self.lengths)),
+                "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
+                "bound_log10": bound,
+            }
+            numbers[quantity] = _fitted(measured[quantity]) | {
+                "constant": _number(predicted, "constant"),
+                "constant_stderr": _number(predicted, "constant_stderr"),
+                **_regime(predicted),
+                "method": method,
+                "bound_name": name,
+                "bound_refusal": refusal,
+            }
+        versions = {"largeprompt": __version__, "jax": jax.__version__, "numpy": np.__version__}
+        return xr.Dataset(
+            {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}
+            | {name: ("quantity", np.asarray([numbers[q][name] for q in numbers])) for name in _names(numbers)},
+            coords={"quantity": list(self.quantities), "L": np.asarray(self.lengths, np.int32)},
+            attrs={
+                "paper": "arXiv:2512.11784, Propositions 3.1 and 3.4, Theorem 4.3",
+                "replicates": self.replicates,
+                "seed": self.seed,
+                "toml": self.as_toml(),
+                "seconds": time.perf_counter() - began,
+                "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            },
+        )
+
+    def _predicted(self, quantity: str, key: Any) -> tuple[Any, str]:
+        """The prediction, or None with the reason why there is none."""
+        subject = (self.attention, self.tokens, self.queries, self.lengths)
+        try:
+            found = concentration.predict(*subject, quantity, key, query_in_prompt=self.query_in_prompt)
+        except ValueError as error:
+            return None, f"no prediction: {error}"
+        return found, found.method
+
+    def _bounded(self, quantity: str) -> tuple[np.ndarray, str, str]:
+        """The paper's bound at each length as a power of ten, its name, and why it was refused where it was."""
+        found, name, refusal = np.full(len(self.lengths), math.nan), "", ""
+        for i, L in enumerate(self.lengths if self.bounds else ()):
+            try:
+                bound = _bound(self, quantity, L)
+                found[i], name = bound.log10, bound.name
+            except ValueError as error:
+                refusal = refusal or str(error)
+        return found, name, refusal if self.bounds else "not asked for"
+
+
+def _bound(study: Study, quantity: str, L: int) -> Any:
+    bounds = concentration.bounds
+    if quantity in _RISKS:
+        of_risk = bounds.risk_bound if quantity == "risk" else bounds.risk_gradient_bound
+        return of_risk(study.attention, study.tokens, L)
+    return bounds.bound(study.attention, study.tokens, study.queries, L, quantity)
+
+
+def _measured(found: Any) -> dict[str, np.ndarray]:
+    """The curves of a measured quantity; of risks also the gap itself."""
+    curves = {name: _array(found, name) for name in ("stderr", "low", "high", "effective", "needed")}
+    quantiles = dict(zip(_LEVELS, np.asarray(found.quantiles, float).T, strict=True))
+    gaps = {} if found.gap is None else {name: _array(found, name) for name in ("gap", "gap_stderr")}
+    return {
+        "measured": _array(found, "mean_square"),
+        **curves,
+        **quantiles,
+        "trusted": np.asarray(found.trusted, bool),
+        **gaps,
+    }
+
+
+def _fitted(found: Any) -> dict[str, float]:
+    """The power law through the measured points; not numbers where there are too few of them."""
+    try:
+        fit = found.fit()
+    except ValueError:
+        fit = None
+    parts = {"slope": "slope", "slope_stderr": "stderr", "fitted": "constant", "fitted_stderr": "constant_stderr"}
+    return {name: _number(fit, part) for name, part in parts.items()}
+
+
+def _regime(predicted: Any) -> dict[str, Any]:
+    regime = None if predicted is None else predicted.regime
+    told = {"regime": "" if regime is None else regime.sentence, "regime_name": "" if regime is None else regime.name}
+    return {name: _number(regime, name) for name in ("exponent", "onset", "spread")} | told
+
+
+def _array(found: Any, name: str, size: int = 0) -> np.ndarray:
+    return np.full(size, math.nan) if found is None else np.asarray(getattr(found, name), float)
+
+
+def _number(found: Any, name: str) -> float:
+    return math.nan if found is None else float(getattr(found, name))
+
+
+def _names(rows: dict[str, dict[str, Any]]) -> list[str]:
+    return list(next(iter(rows.values())))
+
+
+def study_from(settings: Mapping[str, Any], folder: Path | str = ".") -> Study:
+    """The study of some settings, as a TOML file holds them; files that they name lie in the folder."""
+    for name, value in settings.items():
+        if name not in _KEYS:
+            raise ValueError(f"{name} = {short(value)} is not a setting; they are {', '.join(_KEYS)}")
+    return Study(**{_BEFORE.get(name, name): inlined(name, value, folder) for name, value in settings.items()})
+
+
+def _quantities(value: Any, is_task: bool) -> tuple[str, ...]:
+    if value is None:
+        return _RISKS if is_task else ("output", "gradient")
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"quantity is {short(value)}; it must be names such as output,gradient")
+    names = tuple(dict.fromkeys(name.strip() for name in names))
+    known = [name for name in concentration.QUANTITIES if (name in _RISKS) == is_task]
+    for name in names:
+        if name not in known:
+            of = "a regression" if is_task else "a law of tokens"
+            raise ValueError(f"quantity has {name!r}; of {of} it must be among {', '.join(known)}")
+    return names
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {short(value)}; it must be true or false")
+    return value
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it, tables within a line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
