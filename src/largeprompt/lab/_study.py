@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,10 @@ class Study:
         began = time.perf_counter()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject = (self.attention, self.tokens, self.queries, self.lengths)
-        measured: Any = concentration.deviation(
-            *subject,
-            self.quantities,
-            of_prompts,
-            replicates=self.replicates,
-            query_in_prompt=self.query_in_prompt,
-            done=done,
-        )
+        options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt, "done": done}
+        with warnings.catch_warnings():  # what cannot be trusted is marked as such
+            warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
+            measured: Any = concentration.deviation(*subject, self.quantities, of_prompts, **options)
         curves, numbers = {}, {}
         for quantity in self.quantities:
             predicted, method = self._predicted(quantity, of_prediction)
@@ -119,6 +116,7 @@ class Study:
                 "constant_stderr": _number(predicted, "constant_stderr"),
                 **_regime(predicted),
                 "method": method,
+                "sampler": measured[quantity].method,
                 "bound_name": name,
                 "bound_refusal": refusal,
             }
