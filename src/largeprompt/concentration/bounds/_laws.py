@@ -1,0 +1,61 @@
+"""What the bounds ask of the laws of tokens and queries: centred, with a certified sub-Gaussian constant."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from largeprompt.measures import AbstractMeasure, Affine, Empirical, FromSampler, Gaussian, Mixture
+
+_CENTRED = 1e-6  # how far off 0 a mean may be, in units of the law's scale
+
+
+def certified(name: str, mu: AbstractMeasure) -> AbstractMeasure:
+    """`mu` itself, once its sub-Gaussian constant is that of the law and not of a stand-in."""
+
+    def stood_in(part):
+        return isinstance(part, FromSampler)
+
+    if any(stood_in(part) for part in jax.tree.leaves(mu, is_leaf=stood_in)):
+        raise ValueError(
+            f"{name} is known by its sampler only (FromSampler); a bound needs a law with a proven constant"
+        )
+    return mu
+
+
+def is_centred(mu: AbstractMeasure) -> bool:
+    """Whether the mean is 0, up to rounding."""
+    mean, scale = np.asarray(mu.mean(), float), float(mu.subgaussian())
+    return float(np.linalg.norm(mean)) <= _CENTRED * scale
+
+
+def centred(mu: AbstractMeasure) -> AbstractMeasure:
+    """The law of z - Ez, of the same kind where that is known."""
+    return mu if is_centred(mu) else _shifted(mu, -mu.mean())
+
+
+def _shifted(mu: AbstractMeasure, by) -> AbstractMeasure:
+    if isinstance(mu, Gaussian):
+        return Gaussian(mu.mean() + by, mu.cov())
+    if isinstance(mu, Mixture):
+        return Mixture(jnp.exp(mu.log_weights), [_shifted(part, by) for part in mu.components])
+    if isinstance(mu, Empirical):
+        return Empirical(mu.points + by, jnp.exp(mu.log_masses()))
+    return Affine(jnp.eye(mu.dim), by, mu)
+
+
+def fourth_moment_root(mu: AbstractMeasure, B: np.ndarray) -> float:
+    """F = (E‖B(z - Ez)‖⁴)^{1/2}, exactly, from the cumulants of the law."""
+    fourth = float(_fourth(mu, jnp.asarray(B.T @ B)))
+    return float(np.sqrt(max(fourth, 0.0)))
+
+
+@eqx.filter_jit
+def _fourth(mu: AbstractMeasure, W: Float[Array, "D D"]) -> Float[Array, ""]:
+    """E(yᵀWy)² for y = z - Ez; the fourth cumulant is the second derivative of the covariance along tilts."""
+    WC = W @ mu._cov()
+    gaussian = jnp.trace(WC) ** 2 + 2 * jnp.sum(WC * WC.T)
+    if isinstance(mu, Gaussian):
+        return gaussian
+    return gaussian + jnp.sum(W * jax.hessian(lambda s: jnp.sum(W * mu._tilt(s)._cov()))(jnp.zeros(mu.dim)))
