@@ -202,6 +202,18 @@ def test_the_balanced_form_is_the_least_over_splits_and_decays_faster():
         assert slope >= min(1 / 3, 1 / (192 * 1.5**2 * max(U, 1e-9) ** 2)) - 1e-5
 
 
+def test_the_balanced_form_of_the_fourth_power_decays_faster():
+    common = {"sigma": 1.5, "C_f": 2.0, "D": D, "c": 30.0}
+    for U in (0.0, 0.01, 0.125, 0.5, 3.0):
+        printed, balanced = (
+            [bounds.lemma_c9(log_L=l, U=U, form=form, **common).log for l in (0.0, 3.0, 1e3, 1e6, 2e6)]
+            for form in ("printed", "balanced")
+        )
+        assert all(b <= a for a, b in zip(printed, balanced, strict=True))
+        slope = (balanced[3] - balanced[4]) / 1e6
+        assert abs(slope - 1 / (2 + 256 * 1.5**2 * U**2)) < 1e-5
+
+
 def test_the_product_bound_is_its_formula():
     one, other = (bounds.lemma_c9(100, sigma=1, U=0.3, C_f=C, D=2, c=1) for C in (1.0, 2.0))
     ours = bounds.product_bound(one, other, X4=3.0, Y4=5.0)

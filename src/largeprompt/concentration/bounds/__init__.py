@@ -23,3 +23,12 @@ from ._over_queries import Form as Form
 from ._over_queries import lemma_c6 as lemma_c6
 from ._over_queries import lemma_c9 as lemma_c9
 from ._over_queries import product_bound as product_bound
+from ._risks import g1 as g1
+from ._risks import g2 as g2
+from ._risks import risk_bound as risk_bound
+from ._risks import risk_gradient_bound as risk_gradient_bound
+from ._trajectories import PromptLength as PromptLength
+from ._trajectories import Smoothness as Smoothness
+from ._trajectories import smoothness as smoothness
+from ._trajectories import theorem_4_3 as theorem_4_3
+from ._trajectories import trajectory_bound as trajectory_bound

@@ -5,7 +5,7 @@ import numpy as np
 
 from ._bound import Bound, Number, logarithm, real
 
-_GRID, _HALVINGS = 60, 60
+_GRID, _HALVINGS = 60, 44
 
 
 def length_for(bound_function: Callable[[float], Bound], target: Number, *, largest: float = 1e7) -> float:

@@ -63,6 +63,7 @@ def lemma_c9(
     g4: Number = 1.0,
     g8: Number = 1.0,
     F: Number | None = None,
+    form: Form = "printed",
     log_L: Number | None = None,
 ) -> Bound:
     r"""Lemma C.9 and Equation (18): the mean fourth power of the error over queries, for $\|f(z)\|\le C_f\|z\|$.
@@ -70,13 +71,14 @@ def lemma_c9(
     $$T_1 = 216\,\frac{F\bar F g_4}{L^{1/6}},\quad T_2 = g_4[\text{second term of Lemma C.7},\ e^{2s}\to L^{1/6}],$$
     $$T_3 = 8\Big[\sigma^4\big(2g_8C_f^8C_8(D^4+\ln^4L)\big)^{1/2} + \sqrt2\,\sigma^8\sqrt c\Big]
       e^DL^{-1/(384\sigma^2\|U\|^2)},$$
-    $T_1$ being Equation (19), `c` that of Assumption C.8 (ii), `g4` $= E\|g\|^4$ and `g8` $= E\|g\|^8$.
+    $T_1$ being Equation (19), `c` that of Assumption C.8 (ii), `g4` $= E\|g\|^4$ and `g8` $= E\|g\|^8$. The balanced
+    form has the exponent $1/(2+256\sigma^2\|U\|^2)$; a shorter one is not known.
     """
     l, D = log_length(L, log_L), dimension(D)
     numbers = {name: real(name, x) for name, x in (("U", U), ("C_f", C_f), ("c", c), ("g4", g4), ("g8", g8))}
-    terms = fourth_order(l, real("sigma", sigma, at_least=1), D=D, F=F, **numbers)
+    terms = fourth_order(l, real("sigma", sigma, at_least=1), D=D, F=F, form=as_form(form), **numbers)
     notes = (*_LAWS, "‖f(z)‖ ≤ C_f‖z‖", "E‖Rg/S‖⁸ ≤ σ¹⁶c (Assumption C.8)")
-    return bound_of("Lemma C.9", terms, notes)
+    return bound_of("Lemma C.9" if form != "balanced" else "Lemma C.9, balanced form", terms, notes)
 
 
 def product_bound(X: Bound, Y: Bound, *, X4: Number, Y4: float) -> Bound:
@@ -134,17 +136,35 @@ def second_order(
 
 
 def fourth_order(
-    l: float, sigma: Logs, *, U: float, C_f: float, D: int, c: float, g4: float, g8: float, F: Number | None
+    l: float,
+    sigma: Logs,
+    *,
+    U: float,
+    C_f: float,
+    D: int,
+    c: float,
+    g4: float,
+    g8: float,
+    F: Number | None,
+    form: Form,
 ) -> dict[str, Logs]:
     """The logarithms of the terms of Lemma C.9."""
     log_sigma, growth = np.log(sigma), logarithm(C_f)
+    near = math.log(216) + log_fourth(F, growth, log_sigma, D) + logarithm(g4) - l / 2
     maximum = (math.log(2) + logarithm(g8) + 8 * growth + log_maximum(l, sigma, D, 8)) / 2
     far = math.log(8) + D + np.logaddexp(maximum, (math.log(2) + logarithm(c)) / 2 + 8 * log_sigma)
-    return {
-        "T1": math.log(216) + log_fourth(F, growth, log_sigma, D) + logarithm(g4) - l / 6,
-        "T2": fourth_order_tail(l, log_sigma, growth, D, l / 6) + logarithm(g4),
-        "T3": far - _times(_rarity(sigma, U), l / 12),
-    }
+    rarity = _rarity(sigma, U)
+
+    def split_at(tau: Logs) -> dict[str, Logs]:
+        tail = fourth_order_tail(l, log_sigma, growth, D, 2 * np.asarray(tau)) + logarithm(g4)
+        return {"T1": near + 4 * tau, "T2": tail, "T3": far - _times(rarity, tau)}
+
+    printed = split_at(l / 12)
+    if form != "balanced":
+        return printed
+    balanced = split_at(_balance(near, far, rarity))
+    better = log_sum(balanced.values()) < log_sum(printed.values())  # short prompts may make T2 the largest
+    return {name: np.where(better, balanced[name], printed[name]) for name in printed}
 
 
 def log_product(X: Logs, Y: Logs, X4: Logs, Y4: Logs) -> dict[str, Logs]:
@@ -162,8 +182,8 @@ def slope_error(
     Lemma C.9 for the product, and $\|a+b\|^2\le2\|a\|^2+2\|b\|^2$. All is of degree 2 in v. Paper: Appendix C.7.
     """
     square = second_order(l, sigma, U=U, C_f=1, p=2, D=D, c=M[8, 4], g2=g2, g4=M[0, 4], F=None, form=form)
-    X = fourth_order(l, sigma, U=U, C_f=1, D=D, c=M[8, 0], g4=1, g8=1, F=None)
-    Y = fourth_order(l, sigma, U=U, C_f=1, D=D, c=M[8, 8], g4=M[0, 4], g8=M[0, 8], F=None)
+    X = fourth_order(l, sigma, U=U, C_f=1, D=D, c=M[8, 0], g4=1, g8=1, F=None, form=form)
+    Y = fourth_order(l, sigma, U=U, C_f=1, D=D, c=M[8, 8], g4=M[0, 4], g8=M[0, 8], F=None, form=form)
     growth = 8 * np.log(sigma)
     product = log_product(
         log_sum(X.values()), log_sum(Y.values()), growth + logarithm(M[4, 0]), growth + logarithm(M[4, 4])
