@@ -40,10 +40,18 @@ def layers(task):
     }
 
 
-@pytest.mark.parametrize("name", ["isotropic", "kms", "shifted queries", "two targets"])
+KINDS = {
+    "isotropic": ("random",),
+    "kms": ("structured",),
+    "shifted queries": ("random",),
+    "two targets": ("head",),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_risks_and_their_gradients_are_within_their_bounds(name):
     task = TASKS[name]
-    for layer in layers(task).values():
+    for layer in (layers(task)[kind] for kind in KINDS[name]):
         limit, slope = risk(layer, task, math.inf), risk_gradient(layer, task, math.inf)
         for L in (3, 1000):
             value, gradient = risk(layer, task, L, rtol=0.05), risk_gradient(layer, task, L, rtol=0.05)

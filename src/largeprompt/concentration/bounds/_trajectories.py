@@ -48,7 +48,7 @@ def trajectory_bound(
     form: Form = "printed",
     log_L: Number | None = None,
 ) -> Bound:
-    r"""Lemma E.1: $\|\theta_L-\theta_\infty\| \le g_2(e^{\beta t}-1)/\beta \le g_2te^{\beta t}$ with $\beta=\beta_\infty$.
+    r"""Lemma E.1: $\|\theta_L-\theta_\infty\| \le g_2(e^{\beta t}-1)/\beta \le g_2te^{\beta t}$, $\beta=\beta_\infty$.
 
     Both flows start at one point, the infinite one stays in the ball of radius ρ, and the bound is proved while it is
     below ρ, Equation (27): the finite flow is then still in the ball of $2\rho$ on which $g_2$ and $\beta_\infty$ hold.
