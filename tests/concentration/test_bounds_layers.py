@@ -114,6 +114,29 @@ def test_propositions_3_1_and_3_4_dominate_measured_deviations(mu, nu):
             np.testing.assert_allclose(bounds.bound(layer, mu, nu, L, "gradient").value, whole, rtol=1e-9)
 
 
+def test_fourth_powers_and_products_over_queries_are_within_lemma_c9_and_equation_21():
+    """X̂ = v·m̂ and Ŷ = m̂zᵀ of Gaussian prompts, with the exact moments of Assumption 3.3 for the constants."""
+    rng, n, U, v = np.random.default_rng(20), 20_000, 0.3 * I, np.array([0.6, 0.0, 0.8])
+    law = lp.Gaussian(np.zeros(D), I)
+    M = bounds.moment_constants(lp.SoftmaxAttention(U, I), law, law).M
+    for L in (2, 50):
+        z, tokens = rng.normal(size=(n, D)), rng.normal(size=(n, L, D))
+        weights = np.exp(np.einsum("nli,ni->nl", tokens, z @ U))
+        mean = np.einsum("nl,nli->ni", weights / weights.sum(axis=1, keepdims=True), tokens)
+        limit, size = z @ U, np.linalg.norm(z, axis=1)
+        common = {"sigma": 1, "U": 0.3, "C_f": 1, "D": D}
+        X = bounds.lemma_c9(L, c=M[8, 0], **common)
+        Y = bounds.lemma_c9(L, c=M[8, 8], g4=M[0, 4], g8=M[0, 8], **common)
+        product = bounds.product_bound(X, Y, X4=M[4, 0], Y4=M[4, 4])
+        off = ((mean @ v)[:, None] * mean - (limit @ v)[:, None] * limit) * size[:, None]
+        for values, above in (
+            (((mean - limit) @ v) ** 4, X),
+            ((np.linalg.norm(mean - limit, axis=1) * size) ** 4, Y),
+            (np.sum(off**2, axis=1), product),
+        ):
+            assert values.mean() + 5 * values.std() / math.sqrt(n) < above.value
+
+
 def test_the_bound_over_queries_dominates_bounded_and_shifted_queries():
     layer = lp.SoftmaxAttention(0.1 * catalogue.matrix(2, D, D), catalogue.matrix(3, 2, D))
     shifted = lp.Gaussian([0.3, 0.0, -0.2], 0.5 * I)
