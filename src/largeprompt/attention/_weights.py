@@ -68,6 +68,12 @@ class WeightMoments(eqx.Module):
         lost, kept = jnp.exp(-q), -(y**2) * jnp.expm1(-q)
         return _share(held, spread), _share(spread, held), _share(kept, lost), _share(lost, kept)
 
+    def shares_of_many(self, nu: np.ndarray) -> list[np.ndarray]:
+        """The same for a vector of any length, of which only a few are compiled."""
+        padded = np.zeros(-(-len(nu) // 960) * 960)
+        padded[: len(nu)] = nu
+        return [np.asarray(share)[: len(nu)] for share in self.shares(padded)]
+
     def _exponents(self, y: Array) -> list[Array]:
         table = jax.lax.stop_gradient(self.table).astype(y.dtype)
         panels = table.shape[-1]

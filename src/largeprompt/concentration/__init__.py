@@ -1,5 +1,6 @@
-"""How near a finite prompt is to its limit: measured and predicted."""
+"""How near a finite prompt is to its limit: measured, predicted and bounded."""
 
+from . import bounds as bounds
 from ._asymptotics import Rates as Rates
 from ._asymptotics import output_bias as output_bias
 from ._asymptotics import output_covariance as output_covariance
@@ -7,4 +8,12 @@ from ._asymptotics import rates as rates
 from ._deviation import Deviation as Deviation
 from ._deviation import deviation as deviation
 from ._fit import RateFit as RateFit
+from ._fit import fit_power_law as fit_power_law
+from ._length import PromptLength as PromptLength
+from ._length import prompt_length_for as prompt_length_for
+from ._prediction import Prediction as Prediction
+from ._prediction import predict as predict
 from ._quantities import QUANTITIES as QUANTITIES
+from ._regime import Regime as Regime
+from ._regime import breakdown_exponent as breakdown_exponent
+from ._regime import spread as spread

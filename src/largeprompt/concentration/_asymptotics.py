@@ -1,3 +1,11 @@
+r"""The 1/L law at one query: limits of $L\cdot E\|X_L - X\|^2$, of the output's covariance and of its bias.
+
+Softmax, by the delta method: with $\omega = e^{\langle\theta,z'\rangle-\Lambda(\theta)}$, $y = z' - \mathrm{mean}(\mu_
+\theta)$ and $H = \mathrm{cov}(\mu_\theta)$, the error of the mean is the token average of $\omega y$ and that of H the
+average of $\omega(yy^\top - H)$; and $E\,\omega^2 f = e^{\Lambda(2\theta)-2\Lambda(\theta)}E_{\mu_{2\theta}}f$. Linear
+attention reads $\hat S u$ and $\hat S$, averages of $zz^\top$: there $c/L$ is exact at every L.
+"""
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -5,8 +13,10 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
-from largeprompt.attention import AbstractLayer, SoftmaxAttention, softmax_form
-from largeprompt.measures import AbstractMeasure
+from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention, merged_form, softmax_form
+from largeprompt.measures import AbstractMeasure, Gaussian
+
+from ._quantities import Form, forms
 
 
 class Rates(eqx.Module):
@@ -36,29 +46,42 @@ def output_bias(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Flo
 
 
 def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
-    r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query.
-
-    Delta method: with $\omega = e^{\langle\theta,z'\rangle-\Lambda(\theta)}$, $y = z' - \mathrm{mean}(\mu_\theta)$ and
-    $H = \mathrm{cov}(\mu_\theta)$, the error of the mean is the token average of $\omega y$ and that of $HV_i$
-    the average of $\omega(y\langle V_i, y\rangle - HV_i)$; and $E\,\omega^2 f = e^{\Lambda(2\theta)-2\Lambda(\theta)}
-    E_{\mu_{2\theta}} f$.
-    """
-    attention = softmax_form(layer)
-    constants = _rates(attention, attention._prompt(mu), attention._query(z))
-    return jax.tree.map(lambda constant: checks.result("the rate", constant), constants)
+    r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query."""
+    attention = merged_form(layer)
+    mu, z = attention._prompt(mu), attention._query(z)
+    constants = query_constants(attention, mu, list(forms(attention, ("output", "V", "U")).values()), z)
+    return Rates(*(checks.result("the rate", constant) for constant in constants))
 
 
 @eqx.filter_jit
-def _rates(attention: SoftmaxAttention, mu: AbstractMeasure, z: Float[Array, " D"]) -> Rates:
-    theta, V = attention.U @ z, attention.V
+def query_constants(
+    attention: AbstractAttention, mu: AbstractMeasure, known: list[Form], z: Float[Array, " D"]
+) -> list[Float[Array, ""]]:
+    """The same for any forms of Δm and ΔH, with nothing checked."""
+    theta = attention.U @ z
+    if isinstance(attention, LinearAttention):
+        mean = mu._mean()
+        second = mu._cov() + jnp.outer(mean, mean)
+        return [_linear_constant(mu, form, second, theta, z) for form in known]
+    return [_softmax_constant(mu, form, theta, z) for form in known]
+
+
+def _softmax_constant(mu, form: Form, theta, z):
     inflation, b, second, doubled = _twice_tilted(mu, theta)
-    VH = V @ mu._tilt(theta)._cov()
-    spread = _fourth(doubled, b, V.T @ V) - 2 * jnp.trace(V @ second @ VH.T) + jnp.sum(VH**2)
-    return Rates(
-        output=inflation * jnp.trace(V @ second @ V.T),
-        V=inflation * attention.outputs * jnp.trace(second),
-        U=inflation * (z @ z) * spread,
-    )
+    H = mu._tilt(theta)._cov()
+    total = jnp.sum(form.M * second)
+    for A, B, N in form.slopes:
+        spread = fourth(doubled, b, A, B) - 2 * jnp.sum((B @ H) * (second @ A)) + jnp.sum((B @ H) * (H @ A))
+        total = total + spread * (z @ N @ z)
+    return inflation * total
+
+
+def _linear_constant(mu, form: Form, second, theta, z):
+    mean, off = mu._mean(), second @ theta
+    total = fourth(mu, mean, form.M, jnp.outer(theta, theta)) - off @ form.M @ off
+    for A, B, N in form.slopes:
+        total = total + (fourth(mu, mean, A, B) - jnp.sum((B @ second) * (second @ A))) * (z @ N @ z)
+    return total
 
 
 def _twice_tilted(mu: AbstractMeasure, theta: Float[Array, " D"]):
@@ -69,19 +92,19 @@ def _twice_tilted(mu: AbstractMeasure, theta: Float[Array, " D"]):
 
 
 @eqx.filter_jit
-def _fourth(mu: AbstractMeasure, b: Float[Array, " D"], W: Float[Array, "D D"]) -> Float[Array, ""]:
-    """E‖y‖² yᵀWy for y = z' - mean(μ) + b, from the cumulants of μ: derivatives of its covariance along tilts."""
-    C = mu._cov()
-    zero = jnp.zeros_like(b)
+def fourth(
+    mu: AbstractMeasure, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]
+) -> Float[Array, ""]:
+    """E (yᵀAy)(yᵀBy) for y = z' - mean(μ) + b, from the cumulants of μ: derivatives of its covariance along tilts."""
+    C, zero = mu._cov(), jnp.zeros_like(b)
+    AC, BC = jnp.sum(A * C), jnp.sum(B * C)
+    value = AC * BC + 2 * jnp.sum((C @ A) * (B @ C)) + 4 * b @ A @ C @ B @ b
+    value = value + AC * (b @ B @ b) + BC * (b @ A @ b) + (b @ A @ b) * (b @ B @ b)
+    if isinstance(mu, Gaussian):  # no cumulants beyond the second
+        return value
 
-    def trace(s):
-        return jnp.trace(mu._tilt(s)._cov())
+    def weighted(W):
+        return lambda s: jnp.sum(W * mu._tilt(s)._cov())
 
-    def weighted(s):
-        return jnp.sum(W * mu._tilt(s)._cov())
-
-    third, weighted_third = jax.grad(trace)(zero), jax.grad(weighted)(zero)
-    fourth = jnp.sum(W * jax.hessian(trace)(zero))
-    gaussian = jnp.trace(C) * jnp.sum(W * C) + 2 * jnp.sum((C @ W) * C.T)
-    mixed = 2 * third @ W @ b + 2 * weighted_third @ b + 4 * b @ C @ W @ b
-    return fourth + gaussian + mixed + jnp.trace(C) * (b @ W @ b) + (b @ b) * jnp.sum(W * C) + (b @ b) * (b @ W @ b)
+    third = 2 * jax.grad(weighted(A))(zero) @ B @ b + 2 * jax.grad(weighted(B))(zero) @ A @ b
+    return value + third + jnp.sum(B * jax.hessian(weighted(A))(zero))

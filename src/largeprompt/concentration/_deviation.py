@@ -18,6 +18,7 @@ from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
 from ._prompts import batch_for, chunk_for, squares
 from ._quantities import OF_RISK, Form, chosen, forms, laws, lengths, stand_in_size
+from ._query_draws import query_draws
 from ._reliability import interval, reliability
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -30,9 +31,9 @@ class Deviation(eqx.Module):
 
     `stderr` and the 95 % interval from `low` to `high` are over independent prompts; `quantiles` are those of the
     squares at `levels`, over prompts and queries. `effective` is the number of equally large squares that would carry
-    the same error, `tail` the index of their tail, `needed` how many prompts a standard error of a tenth takes (infinite
-    where the mean itself seems to be), and `trusted` whether there were as many. For risks `mean_square` is the square of
-    the difference of the means, and `gap` that difference or its norm.
+    the same error, `tail` the index of their tail, `needed` how many prompts a standard error of a tenth takes
+    (infinite where the mean itself seems to be), and `trusted` whether there were as many. For risks `mean_square` is
+    the square of the difference of the means, and `gap` that difference or its norm.
     """
 
     quantity: str = eqx.field(static=True)
@@ -60,29 +61,55 @@ class Deviation(eqx.Module):
 
 Done = Callable[[int], None]
 Tokens = AbstractMeasure | AbstractTask
+Several = list[str] | tuple[str, ...]
 Queries = AbstractMeasure | Float[Array, "q D"] | None
 
 
 @overload
 def deviation(
-    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: str, key: PRNGKeyArray, **options
-) -> Deviation: ...
-@overload
-def deviation(
-    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Sequence[str], key: PRNGKeyArray, **options
-) -> dict[str, Deviation]: ...
-def deviation(
     layer: AbstractLayer,
     mu: Tokens,
     nu: Queries,
     Ls: object,
-    quantity: str | Sequence[str],
+    quantity: str,
     key: PRNGKeyArray,
     *,
     replicates: int = 1000,
     queries: int | None = None,
     query_in_prompt: bool = False,
     sampler: str = "auto",
+    widen: bool = True,
+    done: Done | None = None,
+) -> Deviation: ...
+@overload
+def deviation(
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: Several,
+    key: PRNGKeyArray,
+    *,
+    replicates: int = 1000,
+    queries: int | None = None,
+    query_in_prompt: bool = False,
+    sampler: str = "auto",
+    widen: bool = True,
+    done: Done | None = None,
+) -> dict[str, Deviation]: ...
+def deviation(
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: str | Several,
+    key: PRNGKeyArray,
+    *,
+    replicates: int = 1000,
+    queries: int | None = None,
+    query_in_prompt: bool = False,
+    sampler: str = "auto",
+    widen: bool = True,
     done: Done | None = None,
 ) -> Deviation | dict[str, Deviation]:
     r"""$E\|X_L - X\|^2$ over fresh prompts of L tokens of `mu` and queries of `nu`, measured, for each L.
@@ -91,8 +118,9 @@ def deviation(
     once), or several of them on the same prompts; for a task in place of `mu`, "risk" or "risk-gradient". `nu` is a law
     (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
     queries, or by all of a few given ones. Gaussian prompts are drawn through what attention sees of them, one query
-    each, unless `sampler` is "tokens". Warns where heavy tails leave an estimate that cannot be trusted. Paper: the
-    left-hand sides of Propositions 3.1 and 3.4; with `query_in_prompt`, Remark 3.2.
+    each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed back, which
+    tames the tails. Warns where heavy tails leave an estimate that cannot be trusted. Paper: the left-hand sides of
+    Propositions 3.1 and 3.4; with `query_in_prompt`, Remark 3.2.
     """
     names, Ls = chosen(quantity), lengths(Ls)
     replicates = checks.count("replicates", replicates, at_least=2)
@@ -106,13 +134,13 @@ def deviation(
     else:
         if isinstance(mu, AbstractTask):
             raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
-        found = _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, done)
+        found = _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, done)
     for result in found.values():
         _warn(result)
     return found[names[0]] if isinstance(quantity, str) else found
 
 
-def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, done):
+def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, done):
     attention, mu, nu = laws(layer, mu, nu)
     known = list(forms(layer, names).values())
     size = stand_in_size(mu)
@@ -124,20 +152,25 @@ def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_promp
         )
     reduced = GaussianPrompts.of(attention, mu) if sampler == "auto" and queries is None else None
     slopes = any(form.slopes for form in known)
+    draws = query_draws(attention, mu, nu, widen)
     curves, methods = [], set()
     for L in Ls:
         at_length = jax.random.fold_in(key, L)
         if reduced is not None and reduced.serves(L, slopes):
-            values = _reduced(reduced, known, nu, L, at_length, replicates, query_in_prompt)
+            values, weights = _reduced(reduced, known, draws, L, at_length, replicates, query_in_prompt)
             methods.add("Gaussian prompts through what attention sees of them, one query each")
         else:
-            values = _streamed(attention, mu, nu, known, L, at_length, replicates, queries, query_in_prompt)
+            options = (replicates, queries, query_in_prompt)
+            values, weights = _streamed(attention, mu, nu, draws, known, L, at_length, *options)
             methods.add(f"whole prompts, {values[0].shape[1]} queries each")
-        curves.append(values)
+        curves.append((values, weights))
         if done is not None:
             done(L)
     method = "; ".join(sorted(methods))
-    return {name: summary(name, Ls, [c[i] for c in curves], method) for i, name in enumerate(names)}
+    return {
+        name: summary(name, Ls, [(values[i], weights) for values, weights in curves], method)
+        for i, name in enumerate(names)
+    }
 
 
 def _seed(key: PRNGKeyArray) -> int:
@@ -145,36 +178,39 @@ def _seed(key: PRNGKeyArray) -> int:
     return int(words[0]) + (int(words[1] >> np.uint64(1)) << 32)
 
 
-def _reduced(reduced: GaussianPrompts, known: list[Form], nu, L, key, replicates, query_in_prompt):
+def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replicates, query_in_prompt):
     of_queries, of_prompts = jax.random.split(key)
-    z = np.asarray(nu._sample(of_queries, replicates), float)
+    z, weights = (np.asarray(part, float) for part in draws.draw(of_queries, replicates))
     values = reduced.squares(known, z, L, _seed(of_prompts), 0, query_in_prompt)
-    return [value[:, None] for value in values]
+    return [value[:, None] for value in values], weights[:, None]
 
 
-def _streamed(attention, mu, nu, known, L, key, replicates, queries, query_in_prompt):
+def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt):
     few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
-    count = None if queries is None and few else checks.count("queries", _QUERIES if queries is None else queries)
+    fixed = nu.points if queries is None and few else None
+    count = len(fixed) if fixed is not None else checks.count("queries", _QUERIES if queries is None else queries)
     chunk, slopes = chunk_for(L), any(form.slopes for form in known)
-    batch = min(batch_for(chunk, count or nu.size, mu.dim, slopes), 2 ** math.ceil(math.log2(replicates)))
+    batch = min(batch_for(chunk, count, mu.dim, slopes), 2 ** math.ceil(math.log2(replicates)))
     keys = jax.random.split(key, -(-replicates // batch) * batch)
     parts = []
     for i in range(0, replicates, batch):  # whole batches, the last one cut: one shape is compiled
-        part = squares(attention, mu, nu, known, keys[i : i + batch], jnp.asarray(L), chunk, count, query_in_prompt)
-        parts.append([np.asarray(value, float) for value in part])
-    return [np.concatenate(values)[:replicates] for values in zip(*parts, strict=True)]
+        options = (jnp.asarray(L), chunk, count, query_in_prompt)
+        values, weights = squares(attention, mu, draws, fixed, known, keys[i : i + batch], *options)
+        parts.append([np.asarray(part, float) for part in (*values, weights)])
+    *values, weights = (np.concatenate(part)[:replicates] for part in zip(*parts, strict=True))
+    return values, weights
 
 
-def summary(name: str, Ls: Sequence[int], curves: Sequence[Float[np.ndarray, "n q"]], method: str) -> Deviation:
-    """The curve of one quantity from its squares, prompts in rows."""
+def summary(name: str, Ls: Sequence[int], curves: Sequence[tuple[np.ndarray, np.ndarray]], method: str) -> Deviation:
+    """The curve of one quantity from its squares and their weights, prompts in rows."""
     columns = []
-    for L, values in zip(Ls, curves, strict=True):
+    for L, (values, weights) in zip(Ls, curves, strict=True):
         if not np.isfinite(values).all():
             raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
-        of_prompts = values.mean(axis=1)
+        of_prompts = (weights * values).mean(axis=1)
         trust = reliability(of_prompts)
         error = of_prompts.std(ddof=1) / math.sqrt(len(of_prompts))
-        columns.append((of_prompts.mean(), error, *interval(of_prompts, L), np.quantile(values, LEVELS), *trust))
+        columns.append((of_prompts.mean(), error, *interval(of_prompts, L), _quantiles(values, weights), *trust))
     mean, error, low, high, quantiles, effective, tail, needed, trusted = (
         np.array(column) for column in zip(*columns, strict=True)
     )
@@ -192,9 +228,16 @@ def summary(name: str, Ls: Sequence[int], curves: Sequence[Float[np.ndarray, "n 
         trusted=trusted,
         gap=None,
         gap_stderr=None,
-        replicates=len(curves[0]),
+        replicates=len(curves[0][0]),
         method=method,
     )
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Of weighted values: where the weights from below reach each level."""
+    order = np.argsort(values, axis=None)
+    below = np.cumsum(weights.ravel()[order])
+    return values.ravel()[order][np.searchsorted(below, np.array(LEVELS) * below[-1])]
 
 
 def _warn(result: Deviation) -> None:
@@ -202,9 +245,9 @@ def _warn(result: Deviation) -> None:
         return
     worst = int(np.argmax(np.where(result.trusted, 0, result.needed)))
     L, effective, needed = int(result.L[worst]), result.effective[worst], result.needed[worst]
-    remedy = "no number of draws would do" if math.isinf(needed) else f"about {needed:.2g} prompts would do"
+    remedy = f"about {needed:.2g} prompts would do" if needed < 1e9 else "no number that is practical would do"
     warnings.warn(
         f"{result.quantity} at L = {L}: {result.replicates} prompts are worth {effective:.3g} (tail index "
         f"{result.tail[worst]:.2f}), so the mean cannot be trusted; {remedy}",
-        stacklevel=4,
+        stacklevel=3,
     )

@@ -1,11 +1,12 @@
 r"""Gaussian prompts, drawn exactly in law through the few numbers that attention sees of each: one query a prompt.
 
-Tokens are $z = m + C\zeta$, $\zeta$ standard normal in $r$ dimensions. The score of a query $u = Uz_q$ is $\beta g$, $g =
-e\cdot\zeta$ along $e = C^\top u/\beta$; a value $V_i\cdot z$ needs the direction $C^\top V_i$ too. In an orthonormal basis E
-of these directions $h = E^\top\zeta$ is standard normal, and for coefficients $\kappa_l$ that depend on $h_1,\dots,h_L$ only,
-$$\sum_l\kappa_l\zeta_l = E\sum_l\kappa_lh_l + (I-EE^\top)\,\Xi\,(\kappa^\top\kappa)^{1/2},\qquad\Xi\ \text{normal}:$$
-one normal a token for the output, whatever the dimension, and one more for each output row for its gradients. Linear
-attention sees a Wishart matrix, whose cost does not grow with the length at all.
+Tokens are $z = m + C\zeta$, $\zeta$ standard normal in $r$ dimensions. The score of a query $u = Uz_q$ is $\beta g$, $g
+= e\cdot\zeta$ along $e = C^\top u/\beta$; a value $V_i\cdot z$ needs the direction $C^\top V_i$ too. In an orthonormal
+basis E of these directions $h = E^\top\zeta$ is standard normal, and for coefficients $\kappa_l$ that depend on
+$h_1,\dots,h_L$ only, $$\sum_l\kappa_l\zeta_l = E\sum_l\kappa_lh_l +
+(I-EE^\top)\,\Xi\,(\kappa^\top\kappa)^{1/2},\qquad\Xi\ \text{normal}:$$ one normal a token for the output, whatever the
+dimension, and one more for each output row for its gradients. Linear attention sees a Wishart matrix, whose cost does
+not grow with the length at all.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class GaussianPrompts:
     def serves(self, L: int, slopes: bool) -> bool:
         """Whether prompts of this length can be drawn so."""
         r = self.C.shape[1]
-        return L > r if self.linear else L * (self._coordinates() if slopes else 1) <= _LONGEST
+        return r < L if self.linear else L * (self._coordinates() if slopes else 1) <= _LONGEST
 
     def _coordinates(self) -> int:
         return min(1 + len(self.V), self.C.shape[1])

@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 
 def chunk_for(L: int) -> int:
     """How many tokens to draw at once."""
-    return next((chunk for chunk in _CHUNKS if chunk >= L), _CHUNKS[-1])
+    return max((chunk for chunk in _CHUNKS if chunk <= L), default=_CHUNKS[0])
 
 
 def batch_for(chunk: int, queries: int, dim: int, slopes: bool) -> int:
@@ -55,9 +55,8 @@ def prompt_sums(
     chunk: int,
     slopes: bool,
     centre: Float[Array, " D"],
-    own: Float[Array, "q D"] | None,
 ) -> Sums:
-    """Of one prompt of L tokens, `chunk` drawn at a time; `own` are the queries where they are tokens of it too."""
+    """Of one prompt of L tokens, `chunk` drawn at a time."""
     q, D = thetas.shape
     dtype = thetas.dtype
 
@@ -73,15 +72,22 @@ def prompt_sums(
             second = kept[:, None, None] * sums.second + (weights @ pairs).reshape(q, D, D)
         return Sums(shift, kept * sums.total + weights.sum(axis=1), kept[:, None] * sums.first + weights @ y, second)
 
-    if own is None:
-        lowest = jnp.full(q, jnp.finfo(dtype).min, dtype)  # finite: -inf - (-inf) would be NaN
-        empty = jnp.zeros((q, D), dtype)
-        start = Sums(lowest, jnp.zeros(q, dtype), empty, jnp.zeros((q, D, D), dtype) if slopes else None)
-    else:
-        y = own - centre
-        start = Sums(jnp.sum(thetas * y, axis=1), jnp.ones(q, dtype), y, y[:, :, None] * y[:, None, :])
-        start = start if slopes else start._replace(second=None)
+    lowest = jnp.full(q, jnp.finfo(dtype).min, dtype)  # finite: -inf - (-inf) would be NaN
+    empty = jnp.zeros((q, D), dtype)
+    start = Sums(lowest, jnp.zeros(q, dtype), empty, jnp.zeros((q, D, D), dtype) if slopes else None)
     return jax.lax.fori_loop(0, (L + chunk - 1) // chunk, added, start)
+
+
+def with_own(sums: Sums, thetas: Float[Array, "q D"], y: Float[Array, "q D"]) -> Sums:
+    """The sums with each query, about the same centre, as one more token of its own prompt."""
+    score = jnp.sum(thetas * y, axis=1)
+    shift = jnp.maximum(sums.shift, score)
+    kept, weight = jnp.exp(sums.shift - shift), jnp.exp(score - shift)
+    second = None
+    if sums.second is not None:
+        second = kept[:, None, None] * sums.second + weight[:, None, None] * y[:, :, None] * y[:, None, :]
+    first = kept[:, None] * sums.first + weight[:, None] * y
+    return Sums(shift, kept * sums.total + weight, first, second)
 
 
 def softmax_reading(sums: Sums, centre: Float[Array, " D"]) -> Reading:
@@ -107,10 +113,10 @@ def reading(
     thetas = queries @ attention.U.T
     if not isinstance(attention, LinearAttention):
         centre = mu._mean()
-        own = queries if query_in_prompt else None
-        return softmax_reading(prompt_sums(mu, key, thetas, L, chunk, slopes, centre, own), centre)
+        sums = prompt_sums(mu, key, thetas, L, chunk, slopes, centre)
+        return softmax_reading(with_own(sums, thetas, queries - centre) if query_in_prompt else sums, centre)
     flat = jnp.zeros((1, mu.dim), thetas.dtype)
-    sums = prompt_sums(mu, key, flat, L, chunk, True, flat[0], None)
+    sums = prompt_sums(mu, key, flat, L, chunk, True, flat[0])
     assert sums.second is not None  # asked for
     second = jnp.broadcast_to(sums.second[0], (len(queries), mu.dim, mu.dim))
     own = queries[:, :, None] * queries[:, None, :]
@@ -129,22 +135,21 @@ def limit(attention: AbstractAttention, mu: AbstractMeasure, queries: Float[Arra
 
 
 @eqx.filter_jit
-def squares(attention, mu, nu, forms, keys, L, chunk: int, queries: int | None, query_in_prompt: bool):
-    """The squared differences of each prompt at each of its queries, one array a form.
+def squares(attention, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
+    """The squared differences of each prompt at each of its queries, one array a form, and the queries' weights.
 
-    `queries` fresh ones a prompt, or with None all the atoms of `nu`.
+    `queries` of `draws` a prompt, or the same `fixed` ones for all.
     """
-    slopes = any(form.slopes for form in forms)
-    fixed = nu.points if queries is None else None
+    slopes = any(form.slopes for form in known)
     at_fixed = None if fixed is None else limit(attention, mu, fixed, slopes)
 
     def of_prompt(key):
         of_queries, of_tokens = jax.random.split(key)
-        z = nu._sample(of_queries, queries) if fixed is None else fixed
+        z, weights = draws.draw(of_queries, queries) if fixed is None else (fixed, jnp.ones(len(fixed), fixed.dtype))
         there = limit(attention, mu, z, slopes) if at_fixed is None else at_fixed
         here = reading(attention, mu, of_tokens, z, L, chunk, slopes, query_in_prompt)
         dm = here.mean - there.mean
-        dH = here.slope - there.slope if slopes else None
-        return [jax.vmap(form, in_axes=(0, None if dH is None else 0, 0))(dm, dH, z) for form in forms]
+        dH = None if here.slope is None or there.slope is None else here.slope - there.slope
+        return [jax.vmap(form, in_axes=(0, None if dH is None else 0, 0))(dm, dH, z) for form in known], weights
 
     return jax.vmap(of_prompt)(keys)

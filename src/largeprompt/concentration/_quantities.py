@@ -44,8 +44,9 @@ class Form(eqx.Module):
         self, dm: Float[Array, " D"], dH: Float[Array, "D D"] | None, z: Float[Array, " D"]
     ) -> Float[Array, ""]:
         square = dm @ self.M @ dm
-        for A, B, N in self.slopes if dH is not None else ():
-            square = square + jnp.sum((B @ dH) * (dH @ A)) * (z @ N @ z)
+        if dH is not None:
+            for A, B, N in self.slopes:
+                square = square + jnp.sum((B @ dH) * (dH @ A)) * (z @ N @ z)
         return square
 
 

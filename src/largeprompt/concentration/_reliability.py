@@ -28,18 +28,20 @@ class Reliability(NamedTuple):
     trusted: bool
 
 
-def reliability(values: Float[np.ndarray, " n"]) -> Reliability:
-    """Of the mean of independent values of at least 0."""
+def reliability(values: Float[np.ndarray, " n"], relative: float | None = None) -> Reliability:
+    """Of the mean of independent values of at least 0; `relative` is its relative error, where it is not that."""
     n, total, squares = len(values), float(values.sum()), float(np.sum(values**2))
     if total == 0:
         return Reliability(float(n), 0.0, float(n), True)
     effective = total**2 / squares
     k = tail_index(values)
-    relative = math.sqrt(max(1 / effective - 1 / n, 0.0) * n / max(n - 1, 1))
-    least = 10 ** (1 / (1 - max(k, 0.0))) if k < 1 else math.inf
-    more = max(relative / _WANTED, 1e-9) ** (1 / (1 - max(k, 0.5))) if k < 1 else math.inf
+    if relative is None:
+        relative = math.sqrt(max(1 / effective - 1 / n, 0.0) * n / max(n - 1, 1))
+    least = 10 ** min(1 / (1 - max(k, 0.0)), 300.0) if k < 1 else math.inf
+    log_more = math.log(max(relative / _WANTED, 1e-9)) / (1 - max(k, 0.5)) if k < 1 else math.inf
+    more = math.exp(log_more) if log_more < 600 else math.inf
     needed = max(n * more, least, _FEWEST)
-    return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e300 else math.inf, bool(needed <= 1.5 * n))
+    return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e15 else math.inf, bool(needed <= 1.5 * n))
 
 
 def tail_index(values: Float[np.ndarray, " n"]) -> float:
@@ -72,11 +74,11 @@ def interval(values: Float[np.ndarray, " n"], seed: int) -> tuple[float, float]:
     """95 % for the mean of independent values: by resampling, where so few that their skewness matters."""
     mean, error = float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
     if error == 0 or len(values) >= _MANY:
-        half = stats.norm.ppf(0.975) * error
+        half = 1.96 * error
         return mean - half, mean + half
     batch = max(1, 2**22 // len(values))
     found = stats.bootstrap(
         (values,), np.mean, n_resamples=_RESAMPLES, batch=batch, method="percentile", rng=np.random.default_rng(seed)
     )
-    low, high = found.confidence_interval
-    return float(low), float(high)
+    ends = found.confidence_interval
+    return float(np.asarray(ends.low)), float(np.asarray(ends.high))

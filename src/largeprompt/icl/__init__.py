@@ -4,6 +4,7 @@ from ._bayes import bayes_prediction as bayes_prediction
 from ._bayes import bayes_risk as bayes_risk
 from ._bayes import deterministic_equivalent as deterministic_equivalent
 from ._bayes import ridge_coefficients as ridge_coefficients
+from ._chi_squared import quadratic_form_averages as quadratic_form_averages
 from ._closed_forms import Blocks as Blocks
 from ._closed_forms import blocks as blocks
 from ._covariances import covariance_named as covariance_named

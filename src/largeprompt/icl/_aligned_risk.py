@@ -40,7 +40,7 @@ def aligned_coefficients(A: Float[Array, "d d"], task: LinearRegression, moments
     weights, vectors = np.linalg.eigh((form + form.T) / 2)
     h, x = h @ vectors, S @ vectors
 
-    averages = quadratic_form_averages(weights, lambda nu: np.stack(_shares(moments, nu)))
+    averages = quadratic_form_averages(weights, lambda nu: np.stack(moments.shares_of_many(nu)))
     if averages is None:
         return None
     mean, squares = averages
@@ -51,13 +51,6 @@ def aligned_coefficients(A: Float[Array, "d d"], task: LinearRegression, moments
         hOx @ squares[1],
         task.targets * (float(np.sum(query * Omega)) + noise) / 2,
     )
-
-
-def _shares(moments: WeightMoments, nu: Float[np.ndarray, " m"]) -> list[Float[np.ndarray, " m"]]:
-    # in a few lengths only: each is compiled once
-    padded = np.zeros(-(-len(nu) // 960) * 960)
-    padded[: len(nu)] = nu
-    return [np.asarray(share)[: len(nu)] for share in moments.shares(padded)]
 
 
 def aligned_risk(parts: Blocks, task: LinearRegression, moments: WeightMoments) -> Float[Array, ""] | None:

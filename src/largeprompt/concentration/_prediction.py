@@ -1,0 +1,234 @@
+import math
+import warnings
+from collections.abc import Sequence
+from typing import overload
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention
+from largeprompt.attention import SoftmaxAttention as Softmax
+from largeprompt.icl import AbstractTask
+from largeprompt.measures import AbstractMeasure, Gaussian
+
+from ._deviation import Queries, Several, Tokens
+from ._quantities import OF_RISK, Form, chosen, forms, laws, lengths
+from ._query_averages import Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
+from ._regime import Regime, exponent, own_weight, spread
+from ._reliability import reliability
+
+_CLOSE = 0.1  # of c/L, where it begins to serve
+_SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
+LONGEST = 1e60  # the exact moments are known up to here
+
+
+class Prediction(eqx.Module):
+    r"""The mean of $\|X_L - X\|^2$ that theory predicts, for each length, and the law it follows.
+
+    `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
+    constants at each query is; then `mean_square` is nan unless it is exact. `stderr` and `constant_stderr` are of the
+    average over queries, 0 where that is exact.
+    """
+
+    quantity: str = eqx.field(static=True)
+    L: Int[np.ndarray, " k"]
+    mean_square: Float[np.ndarray, " k"]
+    stderr: Float[np.ndarray, " k"]
+    constant: float
+    constant_stderr: float
+    regime: Regime
+    method: str = eqx.field(static=True)
+    exact: bool = eqx.field(static=True)
+
+
+@overload
+def predict(
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: str,
+    key: PRNGKeyArray | None = None,
+    *,
+    query_in_prompt: bool = False,
+) -> Prediction: ...
+@overload
+def predict(
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: Several,
+    key: PRNGKeyArray | None = None,
+    *,
+    query_in_prompt: bool = False,
+) -> dict[str, Prediction]: ...
+def predict(
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: str | Several,
+    key: PRNGKeyArray | None = None,
+    *,
+    query_in_prompt: bool = False,
+) -> Prediction | dict[str, Prediction]:
+    r"""What `deviation` would measure, without drawing a prompt.
+
+    Linear attention, and the output of softmax attention on Gaussian tokens (with V and O, which read the same mean):
+    exact at every L. All else: $c/L$, where $c$ is exact at every query and for every law with a known $\Lambda$. The
+    mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries, and otherwise an
+    average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only, but may change
+    the regime.
+    """
+    names, Ls = chosen(quantity), lengths(Ls)
+    generator = checks.key_or_default(key)
+    if names[0] in OF_RISK:
+        from ._risks import risk_prediction
+
+        found = {name: risk_prediction(layer, mu, Ls, name, generator, query_in_prompt) for name in names}
+    else:
+        if isinstance(mu, AbstractTask):
+            raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
+        attention, tokens, queries = laws(layer, mu, nu)
+        known = forms(layer, names)
+        found = {
+            name: _predicted(name, attention, tokens, queries, known[name], Ls, generator, query_in_prompt)
+            for name in names
+        }
+    return found[names[0]] if isinstance(quantity, str) else found
+
+
+def _predicted(
+    name: str,
+    attention: AbstractAttention,
+    mu: AbstractMeasure,
+    nu: AbstractMeasure,
+    form: Form,
+    Ls: Sequence[int],
+    key: PRNGKeyArray,
+    query_in_prompt: bool,
+) -> Prediction:
+    nodes = None if closed(attention, mu, nu) else query_nodes(nu, key)
+    rho = own_weight(attention, mu, nu) if query_in_prompt else 0.0
+    theta2 = spread(attention, mu, nu)
+    constant = _constant(attention, mu, nu, form, nodes, theta2, name)
+    exact = isinstance(mu, Gaussian) and isinstance(attention, Softmax) and not form.slopes and not query_in_prompt
+    if exact:
+        assert isinstance(mu, Gaussian)
+        averages = [exact_mean_square(attention, mu, nu, form, L, nodes) for L in Ls]
+    else:
+        value = constant.value if math.isfinite(constant.value) else math.nan  # no law of finite lengths is known then
+        averages = [Average(value / L, constant.stderr / L, None) for L in Ls]
+    over = "in closed form" if nodes is None else f"over {len(nodes.z)} queries" + (" drawn" if nodes.drawn else "")
+    if exact:
+        method = f"exact over prompts at every L, {over if nodes else 'one-dimensional quadrature over queries'}"
+    elif isinstance(attention, LinearAttention):
+        method = f"c/L, exact for linear attention, {over}"
+        exact = not query_in_prompt
+    else:
+        method = f"c/L, {over}"
+    regime = _regime(attention, mu, nu, form, nodes, theta2, rho, constant, Ls)
+    return Prediction(
+        quantity=name,
+        L=np.array(Ls),
+        mean_square=np.array([a.value for a in averages]),
+        stderr=np.array([a.stderr for a in averages]),
+        constant=constant.value if regime.exponent == 1.0 and regime.name != "slower than 1/L" else math.inf,
+        constant_stderr=constant.stderr,
+        regime=regime,
+        method=method,
+        exact=exact,
+    )
+
+
+def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str) -> Average:
+    if nodes is None:
+        return Average(gaussian_constant(attention, mu, nu, form), 0.0, None)
+    if theta2 >= 0.5:
+        return Average(math.inf, 0.0, None)
+    with np.errstate(over="ignore"):
+        values = constants_at(attention, mu, form, nodes.z)
+    if not np.isfinite(values).all():
+        raise ValueError(f"the constant of {name} overflows at a query; use smaller weights or a wider type")
+    average = nodes.average(values)
+    if nodes.drawn and not (trust := reliability(values)).trusted:
+        warnings.warn(
+            f"the constant of {name} is an average over {len(values)} queries that are worth {trust.effective:.3g} "
+            f"(tail index {trust.tail:.2f}): it may be far too small, and infinite",
+            stacklevel=4,
+        )
+    return average
+
+
+def _regime(attention, mu, nu, form: Form, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:
+    power = exponent(theta2, rho)
+    if theta2 >= 0.5 or power < 1:
+        return Regime("slower than 1/L", power, theta2, math.nan, math.nan)
+    if isinstance(attention, LinearAttention):
+        return Regime("1/L", 1.0, 0.0, 1.0, 1.0)
+    dominated, onset = _scales(attention, mu, nu, form, nodes, constant)
+    if math.isnan(theta2):
+        return Regime("unknown", 1.0, theta2, onset, dominated)
+    return Regime("1/L", 1.0, theta2, onset, dominated).at(max(Ls))
+
+
+def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[float, float]:
+    """Lengths up to which single tokens dominate, and from which c/L is good to a tenth.
+
+    The first is that at which the tilted prompt is worth one token, $e^{Λ(2θ)-2Λ(θ)}$, at the queries that make the
+    constant (its weighted median). The second is exact for the output on Gaussian tokens, and else guessed from the
+    size of the next order.
+    """
+    if nodes is None:  # under e^ν the queries are wider: ν there has the mean Σ λ/(1-2λ)
+        U, Gamma, S = (np.asarray(a, float) for a in (attention.U, mu.Gamma, nu.Gamma))
+        weights = np.linalg.eigvals(U.T @ Gamma @ U @ S).real
+        typical = float(np.sum(weights / (1 - 2 * weights)))
+        dominated, guess = math.exp(min(typical, 690.0)), _SECOND / _CLOSE * math.exp(min(2 * typical, 690.0))
+    else:
+        scores = _scores(attention, mu, nodes.z)
+        weights = nodes.weights * (np.ones(len(nodes.z)) if constant.values is None else constant.values)
+        dominated, guess = (_weighted_median(np.exp(np.minimum(s, 690.0)), weights) for s in scores)
+        guess *= _SECOND / _CLOSE
+    if isinstance(mu, Gaussian) and not form.slopes:
+
+        def ratio(log_L: float) -> float:
+            L = math.exp(log_L)
+            return exact_mean_square(attention, mu, nu, form, round(L), nodes).value * round(L) / constant.value
+
+        return dominated, _onset(ratio) if constant.value > 0 else 1.0
+    return dominated, max(1.0, guess)
+
+
+def _onset(ratio) -> float:
+    low, high = 0.0, math.log(LONGEST)
+    if abs(ratio(high) - 1) > _CLOSE:
+        return math.inf
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        low, high = (low, middle) if abs(ratio(middle) - 1) <= _CLOSE else (middle, high)
+    return math.exp(high)
+
+
+def _scores(attention, mu, z) -> tuple[np.ndarray, np.ndarray]:
+    """Λ(2θ) - 2Λ(θ) and Λ(3θ) - Λ(2θ) - Λ(θ) at each query."""
+
+    @eqx.filter_jit
+    def of(mu, thetas):
+        def one(theta):
+            single, double, triple = (mu._cgf(k * theta) for k in (1, 2, 3))
+            return double - 2 * single, triple - double - single
+
+        return jax.lax.map(one, thetas, batch_size=256)
+
+    first, second = of(mu, z @ np.asarray(attention.U).T)
+    return np.asarray(first, float), np.asarray(second, float)
+
+
+def _weighted_median(values, weights) -> float:
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(cumulative, cumulative[-1] / 2)]) if cumulative[-1] > 0 else 1.0

@@ -1,0 +1,62 @@
+r"""How queries are drawn: from their law, or for Gaussian ones from a wider Gaussian and weighed back.
+
+The squared error at a query grows like $e^{\nu(z)}$, so that a plain mean over queries is made by a few rare ones.
+Drawn from the law tilted by $e^{t\nu}$, which for N(m, S) is a wider Gaussian about m, each carries the weight $\det
+P^{-1/2} e^{-t\nu}$, $P = I-2tR^\top JR$, $RR^\top = S$, $J = U^\top\Gamma U$: bounded, of mean 1, and the product of
+weight and error has light tails again.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from largeprompt.attention import AbstractAttention, SoftmaxAttention
+from largeprompt.measures import AbstractMeasure, Gaussian
+
+_WIDEST = 0.8  # 2tθ²: at most 1/√(1-0.8) = 2.2 times as wide
+
+
+class PlainQueries(eqx.Module):
+    """From their law."""
+
+    nu: AbstractMeasure
+
+    def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
+        """Queries and their weights, all 1."""
+        z = self.nu._sample(key, n)
+        return z, jnp.ones(n, z.dtype)
+
+
+class WiderQueries(eqx.Module):
+    """From a Gaussian that is wider where scores are."""
+
+    m: Float[Array, " D"]
+    R: Float[Array, "D r"]
+    widening: Float[Array, " r"]
+
+    def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
+        """Queries and their weights, of mean 1."""
+        xi = jax.random.normal(key, (n, len(self.widening)), self.m.dtype) * self.widening
+        log_weight = jnp.log(self.widening).sum() - jnp.sum(xi**2 * (1 - self.widening**-2), axis=1) / 2
+        return self.m + xi @ self.R.T, jnp.exp(log_weight)
+
+
+def query_draws(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure, widen: bool):
+    """The wider draws where they apply and are asked for: softmax, Gaussian queries, tokens with Gaussian ends."""
+    tails = mu.tails()
+    if not widen or tails is None or not isinstance(nu, Gaussian) or not isinstance(attention, SoftmaxAttention):
+        return PlainQueries(nu)
+    U, S = np.asarray(attention.U, float), np.asarray(nu.Gamma, float)
+    values, vectors = np.linalg.eigh(S)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    inner = [root.T @ U.T @ np.asarray(Gamma, float) @ U @ root for Gamma in tails]
+    widest = max(inner, key=lambda form: np.linalg.eigvalsh(form)[-1])
+    weights, axes = np.linalg.eigh(widest)
+    if weights[-1] <= 0:
+        return PlainQueries(nu)
+    t = min(1.0, _WIDEST / (2 * weights[-1]))
+    widening = (1 - 2 * t * np.maximum(weights, 0)) ** -0.5
+    dtype = nu.m.dtype
+    return WiderQueries(nu.m, jnp.asarray(root @ axes, dtype), jnp.asarray(widening, dtype))

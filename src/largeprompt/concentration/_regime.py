@@ -1,0 +1,103 @@
+r"""Which law the mean over queries follows as prompts grow.
+
+At a query the squared error is $c(z)/L$ with $c$ of order $e^{\nu(z)}$, $\nu = (Uz)^\top\Gamma Uz$. Where queries end
+in a Gaussian of covariance S, the mean of $c$ is finite exactly while $\theta^2 = \lambda_{\max}(S^{1/2}U^\top\Gamma
+US^{1/2}) < \tfrac12$. Past that the rare queries rule for which single tokens carry all the weight: a query with $\nu =
+x\ln L$ has the squared error $L^{-\rho(x)}$, $\rho = 1-x$ up to $x = \tfrac23$ and $(1-x/2)^2/(2x)$ up to 2, and the
+probability $L^{-x/(2\theta^2)}$; the best x gives $L^{-c}$, $c = \tfrac12(\sqrt{1+4/\theta^2}-1)$. A heuristic, not a
+proof, confirmed by exact quadrature up to $L = 10^{18}$. A query in the prompt has itself the weight $e^{r(z)}$ of a
+typical token, $r = z^\top Uz-\nu/2$, and adds $L^{-1/(2\rho)}$, $\rho$ the largest eigenvalue of r's form over queries.
+"""
+
+import dataclasses
+import math
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from largeprompt.attention import AbstractAttention, LinearAttention
+from largeprompt.measures import AbstractMeasure
+
+
+class Regime(eqx.Module):
+    r"""How the mean square falls with L: like $L^{-e}$, $e$ the `exponent`.
+
+    `spread` is $\theta^2$, whose threshold is ½; `onset` the length from which the first-order law is good to a tenth,
+    `dominated` that up to which single tokens carry most of the weight, both nan where they are not known. For risks
+    the square of the gap falls twice as fast as the gap, of which the sentence speaks: `power` is 2.
+    """
+
+    name: str = eqx.field(static=True)
+    exponent: float
+    spread: float
+    onset: float
+    dominated: float
+    power: float = 1.0
+
+    def at(self, L: float) -> "Regime":
+        """The regime named for prompts of up to `L` tokens: heavy-tailed where the first-order law begins beyond."""
+        if self.name not in ("1/L", "heavy-tailed") or math.isnan(L):
+            return self
+        return dataclasses.replace(self, name="heavy-tailed" if self.onset > L else "1/L")
+
+    @property
+    def sentence(self) -> str:
+        """The regime in words."""
+        if self.name == "slower than 1/L":
+            rate = self.exponent / self.power
+            return f"slower than 1/L, exponent {rate:.3f} (θ² = {self.spread:.3g}, the threshold is 0.5)"
+        if self.name == "slower than any power":
+            return "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean"
+        if self.name == "unknown":
+            return "c/L at every query; how the law's tails weigh on the mean over queries is not known"
+        known = f" (θ² = {self.spread:.3g}, below 0.5)" if self.spread > 0 else ""
+        if self.name == "heavy-tailed":
+            dominated = f"heavy-tailed: single tokens dominate up to L ≈ {self.dominated:.2g}"
+            return f"{dominated}; 1/L from L ≈ {self.onset:.2g}{known}"
+        return f"1/L{known}" + (f", from L ≈ {self.onset:.2g}" if self.onset > 1 else "")
+
+
+def spread(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
+    r"""$\theta^2$, the largest over the Gaussians in which tokens and queries end; nan where these are not known."""
+    if isinstance(attention, LinearAttention):
+        return 0.0
+    return _largest(mu, nu, lambda Gamma, U: U.T @ Gamma @ U, max, attention)
+
+
+def own_weight(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
+    r"""$\rho$, that of the query's own weight: the largest eigenvalue over queries of $z^\top Uz-\nu/2$, at least 0."""
+    if isinstance(attention, LinearAttention):
+        return 0.0
+    found = _largest(mu, nu, lambda Gamma, U: (U + U.T - U.T @ Gamma @ U) / 2, min, attention)
+    return found if math.isnan(found) else max(found, 0.0)
+
+
+def _largest(mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens, attention: AbstractAttention) -> float:
+    tokens, queries = mu.tails(), nu.tails()
+    if queries is not None and all(not np.any(np.asarray(S)) for S in queries):
+        return 0.0
+    if tokens is None or queries is None:
+        return math.nan
+    U = np.asarray(attention.U, float)
+    return max(
+        over_tokens(_top(form(np.asarray(Gamma, float), U), np.asarray(S, float)) for Gamma in tokens) for S in queries
+    )
+
+
+def _top(form: Float[np.ndarray, "D D"], S: Float[np.ndarray, "D D"]) -> float:
+    values, vectors = np.linalg.eigh(S)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    inside = root.T @ form @ root
+    return float(np.linalg.eigvalsh((inside + inside.T) / 2)[-1])
+
+
+def breakdown_exponent(spread: float) -> float:
+    r"""$c$ of $E\|T_L-T\|^2 = L^{-c+o(1)}$: 1 up to $\theta^2 = \tfrac12$, $\tfrac12(\sqrt{1+4/\theta^2}-1)$ beyond."""
+    return 1.0 if spread <= 0.5 else (math.sqrt(1 + 4 / spread) - 1) / 2
+
+
+def exponent(spread: float, rho: float) -> float:
+    """With the query's own weight, where it is in the prompt: the slower of the two."""
+    own = math.inf if not rho > 0 else 1 / (2 * rho)
+    return min(breakdown_exponent(spread) if not math.isnan(spread) else 1.0, own)

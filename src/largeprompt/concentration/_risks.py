@@ -1,0 +1,239 @@
+r"""The in-context risk of a finite prompt against that of the infinite one, and their gradients.
+
+Measured on pairs: for each instance of the task and each prompt, the loss (or its gradient) at the finite prompt minus
+that at the law itself. To first order in $1/\sqrt L$ that difference is linear in $\bar\omega y$ and
+$\bar\omega(yy^\top-H)$, token averages whose means are exactly 0 because $\Lambda$ is known: subtracting this part
+leaves the mean as it is, and what is left is of the order of the mean, $1/L$.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from largeprompt.attention import AbstractLayer, LinearAttention, merged_form
+from largeprompt.icl import (
+    AbstractTask,
+    LinearRegression,
+    as_predictor,
+    as_task,
+    blocks,
+    norm,
+    prediction,
+    risk,
+    risk_gradient,
+    risk_rate,
+)
+
+from ._deviation import LEVELS, Deviation
+from ._prediction import Prediction
+from ._prompts import batch_for, chunk_for, prompt_sums, softmax_reading, with_own
+from ._regime import Regime, breakdown_exponent
+from ._reliability import reliability
+
+_DRAWS = 2**16  # nodes for the gradient of a risk, at most
+
+
+def risk_deviation(
+    layer: AbstractLayer,
+    task: object,
+    nu: object,
+    Ls: Sequence[int],
+    names: Sequence[str],
+    key: PRNGKeyArray,
+    replicates: int,
+    query_in_prompt: bool,
+    done,
+) -> dict[str, Deviation]:
+    """For "risk" and "risk-gradient", on the same prompts."""
+    task = _task(layer, task, nu)
+    merged_form(layer)  # refuses several heads
+    curves = []
+    for L in Ls:
+        chunk = chunk_for(L)
+        batch = min(batch_for(chunk, 1, task.dim, True), 2 ** math.ceil(math.log2(replicates)))
+        keys = jax.random.split(jax.random.fold_in(key, L), -(-replicates // batch) * batch)
+        parts = []
+        for i in range(0, replicates, batch):
+            gradient = "risk-gradient" in names
+            found = _differences(layer, task, keys[i : i + batch], jnp.asarray(L), chunk, gradient, query_in_prompt)
+            parts.append([np.asarray(part, float) for part in found])
+        curves.append([np.concatenate(part)[:replicates] for part in zip(*parts, strict=True)])
+        if done is not None:
+            done(L)
+    columns = {"risk": slice(0, 2), "risk-gradient": slice(2, 4)}
+    return {name: _summary(name, Ls, [curve[columns[name]] for curve in curves]) for name in names}
+
+
+def _task(layer: AbstractLayer, task: object, nu: object) -> AbstractTask:
+    if not isinstance(task, AbstractTask):
+        raise ValueError(f"mu is of type {type(task).__name__}; for risks it must be a task, such as LinearRegression")
+    if nu is not None:
+        raise ValueError(f"nu is of type {type(nu).__name__}; for risks it must be None: a task has its own queries")
+    as_predictor(layer, as_task(task))
+    return task
+
+
+@eqx.filter_jit
+def _differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
+    """Of each instance: the difference of the losses and its linear part; the same for the gradients, flattened."""
+    parameters, static = eqx.partition(layer, eqx.is_inexact_array)
+
+    def matrices(parameters):
+        merged = merged_form(eqx.combine(parameters, static))
+        return merged.U, merged.V
+
+    (U, V), pull = jax.vjp(matrices, parameters)
+    linear = isinstance(merged_form(layer), LinearAttention)
+
+    def of_instance(key):
+        of_draw, of_tokens = jax.random.split(key)
+        instance = task._draw(of_draw)
+        mu, z = instance.measure, instance.query
+
+        def loss(T):
+            return task._loss(prediction(T, task), instance.target)
+
+        def slope(m, H):
+            """The gradient in the layer's parameters, through what it reads off the prompt."""
+            g = jax.grad(loss)(V @ m)
+            pulled = pull((jnp.outer(H @ (V.T @ g), z), jnp.outer(g, m)))[0]
+            return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(pulled)])
+
+        (m, H), (dm, dH), (linear_m, linear_H) = _readings(mu, of_tokens, z)
+        found = [loss(V @ (m + dm)) - loss(V @ m), jax.jvp(lambda m: loss(V @ m), (m,), (linear_m,))[1]]
+        if gradient:
+            found += [slope(m + dm, H + dH) - slope(m, H), jax.jvp(slope, (m, H), (linear_m, linear_H))[1]]
+        return found
+
+    def _readings(mu, key, z):
+        u = U @ z
+        if linear:
+            flat = jnp.zeros((1, mu.dim), u.dtype)
+            sums = prompt_sums(mu, key, flat, L, chunk, True, flat[0])
+            assert sums.second is not None  # asked for
+            mean, second = mu._mean(), sums.second[0]
+            H = mu._cov() + jnp.outer(mean, mean)
+            linear_H = second / L - H
+            dH = (second + jnp.outer(z, z)) / (L + 1) - H if query_in_prompt else linear_H
+            return (H @ u, H), (dH @ u, dH), (linear_H @ u, linear_H)
+        centre, tilted = mu._mean(), mu._tilt(u)
+        m, H = tilted._mean(), tilted._cov()
+        sums = prompt_sums(mu, key, u[None], L, chunk, True, centre)
+        # from weights with the largest 1 to those with the mean 1 under the law
+        scale = jnp.exp(sums.shift[0] - (mu._cgf(u) - u @ centre)) / L
+        off = centre - m
+        linear_m = scale * (sums.first[0] + off * sums.total[0])
+        crossed = jnp.outer(sums.first[0], off)
+        assert sums.second is not None  # asked for
+        around = sums.second[0] + crossed + crossed.T + sums.total[0] * (jnp.outer(off, off) - H)
+        here = softmax_reading(with_own(sums, u[None], (z - centre)[None]) if query_in_prompt else sums, centre)
+        assert here.slope is not None
+        return (m, H), (here.mean[0] - m, here.slope[0] - H), (linear_m, scale * around)
+
+    return jax.vmap(of_instance)(keys)
+
+
+def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
+    columns = []
+    for L, (raw, linear) in zip(Ls, curves, strict=True):
+        raw, linear = (part.reshape(len(part), -1) for part in (raw, linear))
+        if not np.isfinite(raw).all():
+            raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
+        # with the linear part taken out or not, whichever leaves less: heavy tails can make it worse
+        better = np.isfinite(linear).all() and (raw - linear).var() < raw.var()
+        d = raw - linear if better else raw
+        n, mean = len(d), d.mean(axis=0)
+        cov = np.atleast_2d(np.cov(d, rowvar=False)) / n
+        square = max(float(mean @ mean - np.trace(cov)), 0.0)
+        error = math.sqrt(float(4 * mean @ cov @ mean + 2 * np.sum(cov**2)))
+        gap = float(mean[0]) if name == "risk" else math.sqrt(square)
+        gap_error = math.sqrt(float(cov[0, 0])) if name == "risk" else error / (2 * max(gap, 1e-300))
+        trust = reliability(np.linalg.norm(d, axis=1), relative=error / (2 * max(square, 1e-300)))
+        quantiles = np.quantile(np.sum(raw**2, axis=1), LEVELS)
+        low, high = max(square - 1.96 * error, 0.0), square + 1.96 * error
+        columns.append((square, error, low, high, quantiles, *trust, gap, gap_error))
+    mean, error, low, high, quantiles, effective, tail, needed, trusted, gap, gap_error = (
+        np.array(column) for column in zip(*columns, strict=True)
+    )
+    return Deviation(
+        quantity=name,
+        L=np.array(Ls),
+        mean_square=mean,
+        stderr=error,
+        low=low,
+        high=high,
+        quantiles=quantiles,
+        effective=effective,
+        tail=tail,
+        needed=needed,
+        trusted=trusted,
+        gap=gap,
+        gap_stderr=gap_error,
+        replicates=len(curves[0][0]),
+        method="pairs of a prompt and its law, whole prompts",
+    )
+
+
+def risk_prediction(
+    layer: AbstractLayer, task: object, Ls: Sequence[int], name: str, key: PRNGKeyArray, query_in_prompt: bool
+) -> Prediction:
+    """The gap of the risks, or of their gradients, exactly or exactly over prompts: Gaussian regression."""
+    task = _task(layer, task, None)
+    merged = merged_form(layer)
+    if not isinstance(task, LinearRegression):
+        raise ValueError(
+            f"mu is of type {type(task).__name__}; a risk is predicted for LinearRegression, else measured"
+        )
+    linear = isinstance(merged, LinearAttention)
+    if query_in_prompt and not linear:
+        raise ValueError("query_in_prompt is True; with softmax attention a risk is then only measured")
+    gaps, errors = zip(*(_gap(layer, task, L, name, key, query_in_prompt) for L in Ls), strict=True)
+    constant = math.nan
+    if name == "risk":
+        rate = _gap(layer, task, Ls[-1], name, key, False)[0] * Ls[-1] if linear else float(risk_rate(layer, task))
+        constant = rate**2
+    squares = np.square(gaps)
+    return Prediction(
+        quantity=name,
+        L=np.array(Ls),
+        mean_square=squares,
+        stderr=2 * np.abs(gaps) * np.array(errors),
+        constant=constant,
+        constant_stderr=0.0,
+        regime=_regime(merged, task, linear),
+        method="exact over prompts" if not linear else "exact",
+        exact=not np.any(errors),
+    )
+
+
+def _gap(layer, task, L: int, name: str, key, query_in_prompt: bool) -> tuple[float, float]:
+    options: Any = {"query_in_prompt": query_in_prompt}
+    if name == "risk":
+        finite, infinite = risk(layer, task, L, key, **options), risk(layer, task, math.inf, key)
+        return float(finite.value - infinite.value), float(finite.stderr)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # near an optimum a gradient is small beside its error: the error is told below
+        finite = risk_gradient(layer, task, L, key, max_draws=_DRAWS, **options)
+    infinite = risk_gradient(layer, task, math.inf, key)
+    finite_part, infinite_part = (eqx.filter(g.layer, eqx.is_inexact_array) for g in (finite, infinite))
+    return float(norm(jax.tree.map(jnp.subtract, finite_part, infinite_part))), float(norm(finite.stderr))
+
+
+def _regime(merged, task: LinearRegression, linear: bool) -> Regime:
+    if linear:
+        return Regime("1/L", 2.0, 0.0, 1.0, 1.0, 2.0)
+    parts = blocks(merged, task)
+    if bool(jnp.any(parts.C != 0)):
+        return Regime("slower than any power", 0.0, math.nan, math.nan, math.nan, 2.0)
+    A, S = np.asarray(parts.A, float), np.asarray(task.query_Sigma, float)
+    spread = float(np.linalg.eigvals(A.T @ np.asarray(task.Sigma, float) @ A @ S).real.max())
+    power = breakdown_exponent(spread)
+    name = "1/L" if spread < 0.5 else "slower than 1/L"
+    return Regime(name, 2 * power, spread, math.nan, math.nan, 2.0)
