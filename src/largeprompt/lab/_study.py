@@ -16,6 +16,7 @@ import xarray as xr
 from largeprompt import __version__, concentration
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer
+from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
 from largeprompt.measures import AbstractMeasure
 
@@ -23,17 +24,11 @@ from ._laws import layer_from, lengths_from, measure_from, task_from
 from ._tables import inlined, short
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
+_TOKENS = {"kind": "gaussian", "cov": "identity", "dim": 5}
+_START = {"init": "pytorch", "seed": 0}
 _RISKS = ("risk", "risk-gradient")
 _LEVELS = ("q05", "q50", "q95")
 _BEFORE = {"L": "lengths", "quantity": "quantities"}
-
-
-def _tokens() -> dict[str, Any]:
-    return {"kind": "gaussian", "cov": "identity", "dim": 5}
-
-
-def _start() -> dict[str, Any]:
-    return {"init": "pytorch", "seed": 0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,9 +39,9 @@ class Study:
     the law of queries, by default that of tokens. `bounds` asks for the paper's bounds beside the measurement.
     """
 
-    measure: Mapping[str, Any] = dataclasses.field(default_factory=_tokens)
+    measure: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(_TOKENS))
     query: Mapping[str, Any] | None = None
-    layer: Mapping[str, Any] = dataclasses.field(default_factory=_start)
+    layer: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(_START))
     lengths: Any = "10:10000:log"
     quantities: Any = None
     replicates: int = 1000
@@ -76,8 +71,6 @@ class Study:
         }
         if found["seed"] >= 2**32:
             raise ValueError(f"seed is {self.seed}; it must be below {2**32}")
-        if found["query_in_prompt"] and is_task:
-            raise ValueError("query_in_prompt is True; of a regression the query is no token of the prompt")
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
@@ -104,23 +97,25 @@ class Study:
             measured: Any = concentration.deviation(*subject, self.quantities, of_prompts, **options)
         curves, numbers = {}, {}
         for quantity in self.quantities:
-            predicted, method = self._predicted(quantity, of_prediction)
+            predicted, method, note = self._predicted(quantity, of_prediction)
             bound, name, refusal = self._bounded(quantity)
             curves[quantity] = _measured(measured[quantity]) | {
                 "predicted": _array(predicted, "mean_square", len(self.lengths)),
                 "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
                 "bound_log10": bound,
             }
-            numbers[quantity] = _fitted(measured[quantity]) | {
+            numbers[quantity] = _fitted(measured[quantity], predicted) | {
                 "constant": _number(predicted, "constant"),
                 "constant_stderr": _number(predicted, "constant_stderr"),
                 **_regime(predicted),
+                "exact": predicted is not None and predicted.exact,
                 "method": method,
+                "note": note,
                 "sampler": measured[quantity].method,
                 "bound_name": name,
                 "bound_refusal": refusal,
             }
-        versions = {"largeprompt": __version__, "jax": jax.__version__, "numpy": np.__version__}
+        versions = f"largeprompt {__version__}, jax {jax.__version__}, numpy {np.__version__}"
         return xr.Dataset(
             {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}
             | {name: ("quantity", np.asarray([numbers[q][name] for q in numbers])) for name in _names(numbers)},
@@ -131,18 +126,20 @@ class Study:
                 "seed": self.seed,
                 "toml": self.as_toml(),
                 "seconds": time.perf_counter() - began,
-                "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+                "versions": versions,
             },
         )
 
-    def _predicted(self, quantity: str, key: Any) -> tuple[Any, str]:
-        """The prediction, or None with the reason why there is none."""
+    def _predicted(self, quantity: str, key: Any) -> tuple[Any, str, str]:
+        """The prediction, or None; how it is made, or why there is none; and what it warns of."""
         subject = (self.attention, self.tokens, self.queries, self.lengths)
-        try:
-            found = concentration.predict(*subject, quantity, key, query_in_prompt=self.query_in_prompt)
-        except ValueError as error:
-            return None, f"no prediction: {error}"
-        return found, found.method
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found = concentration.predict(*subject, quantity, key, query_in_prompt=self.query_in_prompt)
+            except ValueError as error:
+                return None, f"none, {error}", ""
+        return found, found.method, "; ".join(dict.fromkeys(str(warning.message) for warning in caught))
 
     def _bounded(self, quantity: str) -> tuple[np.ndarray, str, str]:
         """The paper's bound at each length as a power of ten, its name, and why it was refused where it was."""
@@ -157,11 +154,14 @@ class Study:
 
 
 def _bound(study: Study, quantity: str, L: int) -> Any:
-    bounds = concentration.bounds
+    if study.query_in_prompt:
+        raise ValueError("the paper's bounds are for queries that are no tokens of their prompts")
+    tokens: Any = study.tokens
     if quantity in _RISKS:
         of_risk = bounds.risk_bound if quantity == "risk" else bounds.risk_gradient_bound
-        return of_risk(study.attention, study.tokens, L)
-    return bounds.bound(study.attention, study.tokens, study.queries, L, quantity)
+        return of_risk(study.attention, tokens, L)
+    name: Any = quantity
+    return bounds.bound(study.attention, tokens, tokens if study.queries is None else study.queries, L, name)
 
 
 def _measured(found: Any) -> dict[str, np.ndarray]:
@@ -178,20 +178,23 @@ def _measured(found: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _fitted(found: Any) -> dict[str, float]:
-    """The power law through the measured points; not numbers where there are too few of them."""
+def _fitted(found: Any, predicted: Any) -> dict[str, float]:
+    """The power law through the measured points, and through the prediction at them; nan where there are too few."""
+    relative = 1 if predicted is None else predicted.mean_square / np.where(found.mean_square > 0, found.mean_square, 1)
+    fits = [found, dataclasses.replace(found, mean_square=found.mean_square * relative, stderr=found.stderr * relative)]
     try:
-        fit = found.fit()
+        fit, other = (curve.fit() for curve in fits)
     except ValueError:
-        fit = None
+        fit = other = None
     parts = {"slope": "slope", "slope_stderr": "stderr", "fitted": "constant", "fitted_stderr": "constant_stderr"}
-    return {name: _number(fit, part) for name, part in parts.items()}
+    own = {name: _number(fit, part) for name, part in parts.items()}
+    return own | {"predicted_slope": _number(None if predicted is None else other, "slope")}
 
 
 def _regime(predicted: Any) -> dict[str, Any]:
     regime = None if predicted is None else predicted.regime
     told = {"regime": "" if regime is None else regime.sentence, "regime_name": "" if regime is None else regime.name}
-    return {name: _number(regime, name) for name in ("exponent", "onset", "spread")} | told
+    return {name: _number(regime, name) for name in ("exponent", "onset", "spread", "dominated")} | told
 
 
 def _array(found: Any, name: str, size: int = 0) -> np.ndarray:

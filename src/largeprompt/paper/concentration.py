@@ -1,7 +1,7 @@
 """How near finite prompts are to their limit, told: tables, a figure, and the prompt length that an error asks for."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -18,13 +18,9 @@ from largeprompt.paper.drawing import COLOURS, STYLE
 
 NAMES = {
     "output": "output T",
-    "V": "gradient in V",
-    "U": "gradient in U",
-    "K": "gradient in K",
-    "Q": "gradient in Q",
-    "O": "gradient in O",
+    **{name: f"gradient in {name}" for name in "VUKQO"},
     "gradient": "gradient in all weights",
-    "risk": "risk R",
+    "risk": "risk",
     "risk-gradient": "gradient of the risk",
 }
 _TITLES = {
@@ -34,6 +30,7 @@ _TITLES = {
     "risk": r"risk  $R_L$",
     "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
 }
+_DIFFERENCES = {"risk": "R_L − R_∞, R_∞ that of the infinite prompt", "risk-gradient": "‖∇R_L − ∇R_∞‖"}
 _REACH = 3.0  # decades above the data up to which a bound is drawn in the same axes
 _HEADROOM = 0.17  # of the height of a panel, for words
 _APART = 0.03  # relative difference from which the asymptote is drawn beside the prediction
@@ -50,26 +47,17 @@ def tables(data: xr.Dataset) -> Iterator[Table | Text]:
 
 
 def _table(name: str, curve: xr.Dataset) -> Table:
-    what = f"{NAMES.get(name, name)}: mean squared deviation from the infinite prompt"
-    table = Table(title=what, box=box.SIMPLE_HEAD)
-    gap = [f"{'R_L − R_∞' if name == 'risk' else '‖∇R_L − ∇R_∞‖'}"] if _has_gap(curve) else []
-    bound = f"bound/{'|gap|' if gap else 'measured'}"
-    for heading in ("L", "measured", "predicted", "ratio", *gap, bound, "effective"):
+    difference = _DIFFERENCES.get(name, "mean squared deviation from the infinite prompt")
+    table = Table(title=f"{NAMES.get(name, name)}: {difference}", box=box.SIMPLE_HEAD)
+    predicted = "asymptote" if _is_asymptote(curve) else "predicted"
+    for heading in ("L", "measured", predicted, "ratio", "bound/measured", "effective"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for point in _points(curve):
-        mark = "" if point["trusted"] else "*"
-        gaps = [_with_error(point["gap"], point["gap_stderr"])] if gap else []
-        measured = _with_error(point["measured"], point["stderr"])
-        predicted = "–" if math.isnan(point["predicted"]) else f"{point['predicted']:.3e}"
-        table.add_row(
-            f"{mark}{point['L']:.0f}",
-            measured,
-            predicted,
-            _ratio(point),
-            *gaps,
-            _excess(point),
-            f"{point['effective']:.0f}",
-        )
+    for point in map(_compared, _points(curve)):
+        length = f"{'' if point['trusted'] else '*'}{point['L']:.0f}"
+        predicted = f"{point['predicted']:.3e}" if math.isfinite(point["predicted"]) else "–"
+        decades = _decades(point)
+        excess = "–" if math.isnan(decades) else f"10^{decades:.1f}"
+        table.add_row(length, _with_error(point), predicted, _ratio(point), excess, f"{point['effective']:.0f}")
     return table
 
 
@@ -79,32 +67,48 @@ def _points(curve: xr.Dataset) -> list[dict[str, float]]:
     return [{name: float(curve[name][i]) for name in ("L", *names)} for i in range(curve.sizes["L"])]
 
 
+def _compared(point: dict[str, float]) -> dict[str, float]:
+    """Of risks the difference itself in place of its square: it is what is bounded, and it has a sign."""
+    if math.isnan(point.get("gap", math.nan)):
+        return point
+    predicted = math.sqrt(point["predicted"]) if point["predicted"] >= 0 else math.nan
+    error = point["predicted_stderr"] / (2 * predicted) if predicted > 0 else math.nan
+    own = {"measured": point["gap"], "stderr": point["gap_stderr"], "high": math.sqrt(point["high"])}
+    return {**point, **own, "predicted": predicted, "predicted_stderr": error}
+
+
 def _has_gap(curve: xr.Dataset) -> bool:
     return "gap" in curve and bool(np.isfinite(curve.gap).any())
 
 
-def _with_error(value: float, stderr: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3e} ± {stderr:.0e}"
+def _asymptote(curve: xr.Dataset) -> np.ndarray:
+    return float(curve.constant) * curve.L.values.astype(float) ** -float(curve.exponent)
+
+
+def _is_asymptote(curve: xr.Dataset) -> bool:
+    """Whether the prediction is no more than the law at large lengths."""
+    return not bool(curve.exact) and np.allclose(_asymptote(curve), curve.predicted.values, rtol=1e-6, atol=0)
+
+
+def _with_error(point: dict[str, float]) -> str:
+    if point["measured"] == 0 < point["high"]:
+        return f"below {point['high']:.1e}"
+    return f"{point['measured']:.3e} ± {point['stderr']:.0e}"
 
 
 def _ratio(point: dict[str, float]) -> str:
-    predicted = point["predicted"]
-    if not predicted > 0 or math.isinf(predicted):
+    measured, predicted = abs(point["measured"]), point["predicted"]
+    if not predicted > 0 or math.isinf(predicted) or measured == 0:
         return "–"
-    ratio = point["measured"] / predicted
+    ratio = measured / predicted
     error = math.hypot(point["stderr"], ratio * point["predicted_stderr"]) / predicted
-    return f"{ratio:.3f} ± {error:.3f}"
-
-
-def _excess(point: dict[str, float]) -> str:
-    """By how many powers of ten the bound exceeds what it bounds."""
-    decades = _decades(point)
-    return "–" if math.isnan(decades) else f"10^{decades:.1f}"
+    return f"{ratio:.3f} ± {error:.3f}" if 0.05 <= ratio < 100 else f"{ratio:.2e} ± {error:.0e}"
 
 
 def _decades(point: dict[str, float]) -> float:
-    bounded = abs(point["gap"]) if not math.isnan(point.get("gap", math.nan)) else point["measured"]
-    return point["bound_log10"] - math.log10(bounded) if bounded > 0 else math.nan
+    """By how many powers of ten the bound exceeds what it bounds."""
+    measured = abs(point["measured"])
+    return point["bound_log10"] - math.log10(measured) if measured > 0 else math.nan
 
 
 def _remarks(curve: xr.Dataset, replicates: int) -> Iterator[str]:
@@ -116,24 +120,21 @@ def _remarks(curve: xr.Dataset, replicates: int) -> Iterator[str]:
         yield f"* not to be trusted: {replicates} prompts are too few at L = {_listed(within)}; {enough}"
     if beyond.sizes["L"]:
         yield f"* not to be trusted: no number of prompts would do at L = {_listed(beyond)}, the tail is too heavy"
+    square, exponent = " of the square" if _has_gap(curve) else "", float(curve.exponent)
     if math.isfinite(float(curve.slope)):
-        exponent = float(curve.exponent)
-        predicted = f", predicted {exponent:g}" if math.isfinite(exponent) else ""
-        yield f"slope {float(curve.slope):.3f} ± {float(curve.slope_stderr):.3f}{predicted}"
-    constant = float(curve.constant)
-    if math.isfinite(constant):
-        onset = float(curve.onset)
+        here = float(curve.predicted_slope)
+        at_these = [f"{here:.3f} at these L"] if math.isfinite(here) and not abs(here + exponent) < 0.005 else []
+        at_large = [f"{-exponent:.3g} for large L"] if math.isfinite(exponent) else []
+        predicted = ", ".join(at_these + at_large) or "none"
+        yield f"slope{square} {float(curve.slope):.3f} ± {float(curve.slope_stderr):.3f}, predicted {predicted}"
+    if math.isfinite(float(curve.constant)):
+        onset, power = float(curve.onset), "" if exponent == 1 else f"^{exponent:.3g}"
         begins = f", within 10 % from L = {_count(onset)} on" if math.isfinite(onset) else ""
-        yield f"asymptote {constant:.4g}/L{begins}"
-    for text in (str(curve.regime.values), str(curve.method.values)):
-        if text:
-            yield text
-    refusal = str(curve.bound_refusal.values)
-    name = str(curve.bound_name.values)
-    if name:
-        yield f"bound: {name}"
-    if refusal:
-        yield f"no bound: {refusal}"
+        yield f"asymptote{square} {float(curve.constant):.4g}/L{power}{begins}"
+    named = {name: str(curve[name].values) for name in ("regime", "method", "note", "bound_name", "bound_refusal")}
+    some = " at some lengths" if named["bound_name"] else ""
+    said = ("law: ", "prediction: ", "but ", "bound: ", f"no bound{some}: ")
+    yield from (f"{what}{text}" for what, text in zip(said, named.values(), strict=True) if text)
 
 
 def _listed(curve: xr.Dataset) -> str:
@@ -141,8 +142,8 @@ def _listed(curve: xr.Dataset) -> str:
     return ", ".join(lengths) if len(lengths) <= 6 else f"{lengths[0]}, {lengths[1]}, ..., {lengths[-1]}"
 
 
-def _count(number: float) -> str:
-    return f"{number:.0f}" if number < 1e6 else f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+def _count(number: float, large: float = 1e6) -> str:
+    return f"{number:.0f}" if number < large else f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
 def picture(data: xr.Dataset) -> Figure:
@@ -160,55 +161,69 @@ def picture(data: xr.Dataset) -> Figure:
             _panel(panel, data.sel(quantity=name))
             panel.set_title(_TITLES.get(str(name), str(name)))
             panel.set_xlabel("prompt length $L$")
+        label = "difference" if "gap" in data else "mean squared deviation"
         for panel in panels[:, 0]:
-            panel.set_ylabel("mean squared deviation\nfrom the infinite prompt")
+            panel.set_ylabel(f"{label}\nfrom the infinite prompt")
         shown = [panel.get_legend_handles_labels() for panel in panels.flat[:count]]
         unique = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
-        figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(
+            unique.values(), unique.keys(), loc="outside lower center", ncols=3 if columns > 1 else 2, frameon=False
+        )
     return figure
 
 
 def _panel(panel: Axes, curve: xr.Dataset) -> None:
-    L, measured = curve.L.values.astype(float), curve.measured.values
+    # of risks the difference itself, which is what is bounded
+    root = 0.5 if _has_gap(curve) else 1.0
+    L = curve.L.values.astype(float)
+    names = ("measured", "low", "high", "q05", "q95", "predicted")
+    measured, low, high, q05, q95, predicted = (np.maximum(curve[name].values, 0) ** root for name in names)
     panel.set(xscale="log", yscale="log")
     panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
     blue, orange, green = COLOURS[:3]
-    lower = np.where(curve.q05 > 0, curve.q05, np.nan)
-    panel.fill_between(L, lower, curve.q95.values, color=blue, alpha=0.15, linewidth=0, label="5 to 95 % of prompts")
+    band = (*_line(L, np.where(q05 > 0, q05, np.nan)), _line(L, q95)[1])
+    panel.fill_between(*band, color=blue, alpha=0.15, linewidth=0, label="5 to 95 % of prompts")
     trusted = curve.trusted.values.astype(bool)
-    for chosen, fill, label in ((trusted, "white", "measured"), (~trusted, "none", "measured, not to be trusted")):
+    for chosen, label in ((trusted, "measured"), (~trusted, "measured, not to be trusted")):
         seen = chosen & (measured > 0)
         if seen.any():
-            off = np.abs(np.stack([curve.low.values, curve.high.values]) - measured)[:, seen]
-            style = {"color": blue if chosen is trusted else "0.5", "markerfacecolor": fill, "elinewidth": 0.8}
+            off = np.abs(np.stack([low, high]) - measured)[:, seen]
+            style = {"color": blue if chosen is trusted else "0.5", "markerfacecolor": "white", "elinewidth": 0.8}
             marker = "o" if chosen is trusted else "X"
             panel.errorbar(L[seen], measured[seen], yerr=off, fmt=marker, label=f"{label} (95 %)", zorder=3, **style)
-    predicted = curve.predicted.values
-    if np.any(predicted > 0):
-        panel.plot(L, np.where(predicted > 0, predicted, np.nan), color=orange, linewidth=1.2, label="predicted")
-    asymptote = float(curve.constant) / L
-    if np.all(np.isfinite(asymptote)) and np.any(~(np.abs(asymptote / predicted - 1) <= _APART)):
-        panel.plot(L, asymptote, color=orange, linewidth=1, linestyle="--", label="its asymptote $c/L$")
+    below = (measured <= 0) & (high > 0)
+    if below.any():  # nothing but noise: how far up it may reach
+        panel.plot(L[below], high[below], "v", color="0.5", markerfacecolor="none", label="below (95 %)")
+    finite, asymptote = (predicted > 0) & np.isfinite(predicted), _asymptote(curve) ** root
+    alone = _is_asymptote(curve)
+    if finite.any() and not alone:
+        panel.plot(*_line(L, np.where(finite, predicted, np.nan)), color=orange, linewidth=1.2, label="predicted")
+    apart = np.any(~(np.abs(asymptote - predicted) <= _APART * predicted))
+    if np.all(np.isfinite(asymptote) & (asymptote > 0)) and (apart or alone):
+        panel.plot(*_line(L, asymptote), color=orange, linewidth=1, linestyle="--", label="predicted for large $L$")
     _draw_bound(panel, curve, green)
+
+
+def _line(L: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curve; of one length, a line about it."""
+    return (L, values) if len(L) > 1 else (L * np.array([0.8, 1.25]), np.repeat(values, 2))
 
 
 def _draw_bound(panel: Axes, curve: xr.Dataset, colour: str) -> None:
     """The bound as a curve where it lies near the data, else in words how far above it lies."""
     known = np.flatnonzero(np.isfinite(curve.bound_log10.values))
     L, decades = curve.L.values[known].astype(float), curve.bound_log10.values[known]
-    # of a risk the bound is one of the gap, not of its square
-    if len(known) and not _has_gap(curve) and decades.max() <= math.log10(panel.get_ylim()[1]) + _REACH:
-        panel.plot(L, 10**decades, color=colour, linewidth=1.2, linestyle="-.", label="the paper's bound")
+    if len(known) and decades.max() <= math.log10(panel.get_ylim()[1]) + _REACH:
+        panel.plot(*_line(L, 10**decades), color=colour, linewidth=1.2, linestyle="-.", label="the paper's bound")
     elif len(known):
         _say_excess(panel, curve, colour)
 
 
 def _say_excess(panel: Axes, curve: xr.Dataset, colour: str) -> None:
-    decades = [found for found in map(_decades, _points(curve)) if not math.isnan(found)]
+    decades = [found for found in map(_decades, map(_compared, _points(curve))) if not math.isnan(found)]
     if not decades:
         return
-    least, most = min(decades), max(decades)
-    power = rf"$10^{{{least:.0f}}}$" if round(least) == round(most) else rf"$10^{{{least:.0f}}}$ to $10^{{{most:.0f}}}$"
+    power = " to ".join(dict.fromkeys(f"$10^{{{end:.0f}}}$" for end in (min(decades), max(decades))))
     # room above the data, where nothing is covered
     low, high = (math.log10(end) for end in panel.get_ylim())
     panel.set_ylim(10**low, 10 ** (low + (high - low) / (1 - _HEADROOM)))
@@ -216,24 +231,19 @@ def _say_excess(panel: Axes, curve: xr.Dataset, colour: str) -> None:
     panel.text(0.98, 1.0, text, transform=panel.transAxes, ha="right", va="top", color=colour, fontsize=7)
 
 
-def prompt_length_lines(found: Any) -> Iterator[Text]:
+def prompt_length_lines(found: Any, notes: Sequence[str] = ()) -> Iterator[Text]:
     """The prompt length that an error asks for, how it is known, and what the paper's bound would ask for."""
-    yield from map(Text, _prompt_length(found))
-
-
-def _prompt_length(found: Any) -> Iterator[str]:
     error = f"a root mean square error of {found.epsilon:g}"
-    if math.isfinite(found.L):
-        yield f"L = {int(found.L)} tokens a prompt for {error}"
-    else:
-        yield f"no prompt length that can be named is enough for {error}"
-    yield f"{found.method}; {found.regime.sentence}" if found.regime.sentence else str(found.method)
+    length = f"L = {_count(found.L, 1e12)} tokens a prompt" if math.isfinite(found.L) else "no length up to 1e60"
+    yield Text(f"{length} for {error}")
+    yield Text("; ".join(part for part in (found.method, found.regime.sentence) if part))
+    yield from (Text(f"but {note}") for note in notes)
     if found.checked and found.measured > 0:
         root = math.sqrt(found.measured)
-        yield f"measured at that length: {root:.4g} ± {found.measured_stderr / (2 * root):.1g}"
+        yield Text(f"measured at that length: {root:.4g} ± {found.measured_stderr / (2 * root):.1g}")
     elif not found.checked:
-        yield "not measured: prompts of that length are too long to draw"
-    if math.isfinite(found.bound_log10_L):
-        yield f"the paper's bound asks for L = 10^{found.bound_log10_L:.1f}"
+        yield Text("not measured: prompts of that length are too long to draw")
+    if found.bound_refusal:
+        yield Text(f"the paper's bound does not serve: {found.bound_refusal}")
     else:
-        yield f"the paper's bound asks for no finite length: {found.bound_refusal}"
+        yield Text(f"the paper's bound asks for L = 10^{found.bound_log10_L:.1f}")

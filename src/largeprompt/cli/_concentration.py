@@ -1,0 +1,232 @@
+"""How near finite prompts are to their limit, for any law, layer and quantity; and how long a prompt must be."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._app import Json, Out, app
+from ._output import name_files, print_json, progress, show, write
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from largeprompt.lab import Study
+
+Text = str | None
+
+
+def _option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, show_default=False)
+
+
+Config = Annotated[Path | None, typer.Option(help="Settings in TOML, with any law as a table; options override them.")]
+Measure = Annotated[
+    Text, _option("--measure", "Law of tokens: gaussian, rademacher, cube, sphere, or a regression. [gaussian]")
+]
+Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npz ... [identity]")]
+Dimension = Annotated[Text, _option("--d", "Dimension of tokens, of a regression that of covariates. [5]")]
+Noise = Annotated[Text, _option("--noise", "Variance of the label noise of a regression. [0.1]")]
+QuerySigma = Annotated[Text, _option("--query-sigma", "Covariance of Gaussian queries. [queries like tokens]")]
+Layer = Annotated[Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or FILE.npz. [pytorch]")]
+Attention = Annotated[Text, _option("--attention", "softmax or linear. [softmax]")]
+InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
+Replicates = Annotated[Text, _option("--replicates", "Prompts a length. [1000]")]
+Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries. [0]")]
+
+
+@app.command()
+def concentration(
+    config: Config = None,
+    measure: Measure = None,
+    sigma: Sigma = None,
+    d: Dimension = None,
+    noise: Noise = None,
+    query_sigma: QuerySigma = None,
+    layer: Layer = None,
+    attention: Attention = None,
+    L: Annotated[Text, _option("--L", "Prompt lengths: 10,100 or 10:100:10 or 10:100000:log. [10:10000:log]")] = None,
+    quantity: Annotated[
+        Text,
+        _option("--quantity", "output, gradient, U, V, K, Q, O; of a regression risk, risk-gradient. [the first two]"),
+    ] = None,
+    query_in_prompt: InPrompt = False,
+    replicates: Replicates = None,
+    seed: Seed = None,
+    no_bounds: Annotated[bool, typer.Option("--no-bounds", help="Leave the paper's bounds out.")] = False,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
+    given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
+    study = _study(config, given)
+    from largeprompt.paper import concentration as told
+
+    out.mkdir(parents=True, exist_ok=True)
+    # each length also pays for a share of the compilation, and the prediction comes last
+    work = {length: 1000 + length for length in study.lengths}
+    with progress("measuring", round(1.1 * sum(work.values()))) as done:
+        data = study.carry_out(lambda length: done(f"measured L = {length}", work[length]))
+    files = write(out, "concentration", told.picture(data), data)
+    if as_json:
+        print_json(files, {"settings": data.attrs, "rows": _rows(data, True), "quantities": _rows(data, False)})
+    else:
+        show(told.tables(data), width=100)
+        name_files(files)
+
+
+_SETTINGS = set(concentration.__annotations__) - {"config", "out", "as_json", "return"}
+
+
+def _rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
+    """What depends on the length, or what does not, for JSON."""
+    names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
+    return data[names].to_dataframe().reset_index().to_dict(orient="records")
+
+
+@app.command("prompt-length")
+def prompt_length(
+    epsilon: Annotated[str, typer.Option(help="The root mean square error that is asked for.")],
+    config: Config = None,
+    measure: Measure = None,
+    sigma: Sigma = None,
+    d: Dimension = None,
+    noise: Noise = None,
+    query_sigma: QuerySigma = None,
+    layer: Layer = None,
+    attention: Attention = None,
+    quantity: Annotated[Text, _option("--quantity", "As of concentration, but one. [output, or risk]")] = None,
+    query_in_prompt: InPrompt = False,
+    replicates: Replicates = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """The prompt length that brings a quantity within an error of its limit, measured there, beside the bound's."""
+    given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
+    study = _study(config, given, one=True)
+    target, chosen = _positive("--epsilon", epsilon), study.quantities[0]
+    if len(study.quantities) > 1:
+        raise ValueError(f"quantity is {', '.join(study.quantities)}; a prompt length is of one, give --quantity")
+    import jax
+
+    from largeprompt.concentration import prompt_length_for
+    from largeprompt.paper.concentration import prompt_length_lines
+
+    subject = (study.attention, study.tokens, study.queries, chosen, jax.random.key(study.seed))
+    options: Any = {"query_in_prompt": study.query_in_prompt, "replicates": study.replicates}
+    with progress(f"looking for the length of prompts, {chosen}", 1), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = prompt_length_for(target, *subject, **options)
+    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
+    if as_json:
+        names = ("epsilon", "L", "method", "checked", "measured", "measured_stderr", "bound_log10_L", "bound_refusal")
+        regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
+        told = {name: _plain(getattr(found, name)) for name in names}
+        print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": {"toml": study.as_toml()}})
+    else:
+        show(prompt_length_lines(found, notes))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _positive(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {text!r}; it must be a positive number")
+    return number
+
+
+def _study(config: Path | None, given: dict[str, Any], one: bool = False) -> "Study":
+    """The study of a file and of options, which override it; of one quantity, where none is named."""
+    from largeprompt import lab
+
+    settings = lab.read_toml(config) if config is not None else {}
+    numbers = {name: _value(given[name]) for name in ("replicates", "seed") if name in given}
+    texts = {name: given[name] for name in ("L", "quantity") if name in given}
+    settings |= numbers | texts
+    if given.get("query_in_prompt"):
+        settings["query_in_prompt"] = True
+    if given.get("no_bounds"):
+        settings["bounds"] = False
+    settings["measure"] = _law(settings.get("measure"), given)
+    table = settings["measure"]
+    is_task = isinstance(table, Mapping) and table.get("kind") == "regression"
+    if one and "quantity" not in settings:
+        settings["quantity"] = "risk" if is_task else "output"
+    if "query_sigma" in given and not is_task:
+        settings["query"] = {"kind": "gaussian", "cov": _covariance(given["query_sigma"], "query_sigma")}
+    if "layer" in given or "attention" in given or "layer" not in settings:
+        settings["layer"] = _layer(settings.get("layer"), given)
+    return lab.study_from(settings, Path() if config is None else config.parent)
+
+
+_KINDS = ("gaussian", "rademacher", "cube", "sphere", "regression")
+
+
+def _law(table: Any, given: dict[str, Any]) -> Any:
+    """The table of the law of tokens; a kind named on the command line stands for a whole table."""
+    kind = given.get("measure")
+    if kind is not None and kind not in _KINDS:
+        raise ValueError(f"--measure is {kind!r}; it must be one of {', '.join(_KINDS)}, others by --config")
+    fresh = kind is not None or table is None
+    table = {"kind": kind or "gaussian"} if fresh else table
+    if not isinstance(table, Mapping):
+        return table  # refused with all other settings
+    found, kind = dict(table), table.get("kind")
+    covariance, size = ("sigma", "d") if kind == "regression" else ("cov", "dim")
+    for name in ("sigma", "d"):
+        if name in given and kind not in _KINDS:
+            raise ValueError(f"--{name} is {given[name]!r}; a law of kind {kind!r} takes none")
+    if "sigma" in given:
+        found = {key: value for key, value in found.items() if key not in ("scale", "half_width", "radius")}
+        found[covariance] = _covariance(given["sigma"], "sigma")
+    if "d" in given or (fresh and isinstance(found.get(covariance, ""), str)):
+        found[size] = _value(given.get("d", "5"))
+    if "noise" in given:
+        if kind != "regression":
+            raise ValueError(f"--noise is {given['noise']!r}; tokens of kind {kind!r} have no labels")
+        found["noise"] = _value(given["noise"])
+    if "query_sigma" in given and kind == "regression":
+        found["query_sigma"] = _covariance(given["query_sigma"], "query_sigma")
+    return found
+
+
+def _covariance(text: str, name: str) -> Any:
+    """The name of a covariance, or the array of that name in a file."""
+    from largeprompt import lab
+
+    return lab.with_files({name: text})[name]
+
+
+def _layer(table: Any, given: dict[str, Any]) -> Any:
+    text = given.get("layer")
+    if text is not None or table is None:
+        kind, _, argument = (text or "pytorch").partition(":")
+        if text is not None and text.endswith(".npz"):
+            table = {"file": str(Path(text).absolute())}
+        elif kind == "pytorch":
+            table = {"init": "pytorch", "seed": _value(argument or "0")}
+        elif kind == "identity" and argument:
+            table = {"init": "identity", "scale": _value(argument)}
+        else:
+            raise ValueError(f"--layer is {text!r}; it must be pytorch, pytorch:SEED, identity:SCALE or FILE.npz")
+    if "attention" in given and isinstance(table, Mapping):
+        return {**table, "kind": given["attention"]}
+    return table
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
