@@ -32,8 +32,8 @@ class Deviation(eqx.Module):
     `stderr` and the 95 % interval from `low` to `high` are over independent prompts; `quantiles` are those of the
     squares at `levels`, over prompts and queries. `effective` is the number of equally large squares that would carry
     the same error, `tail` the index of their tail, `needed` how many prompts a standard error of a tenth takes
-    (infinite where the mean itself seems to be), and `trusted` whether there were as many. For risks `mean_square` is
-    the square of the difference of the means, and `gap` that difference or its norm.
+    (infinite where the mean itself seems to be), and `trusted` whether the mean is no worse than it seems. For risks
+    `mean_square` is the square of the difference of the means, and `gap` that difference or its norm.
     """
 
     quantity: str = eqx.field(static=True)

@@ -14,13 +14,19 @@ from jaxtyping import Float
 from scipy import stats
 
 _WANTED = 0.1  # relative standard error
-_FEWEST = 50.0  # effective draws
+_FEWEST = 30.0  # effective draws
+_HEAVIEST = 0.7  # index of a tail up to which errors are of the size they seem
+_NOISIEST = 1 / 3  # relative standard error
 _RESAMPLES = 999
 _MANY = 2**15  # from here on the central limit theorem serves as well as resampling
 
 
 class Reliability(NamedTuple):
-    """Effective draws, the tail's index k, draws needed for a standard error of a tenth, and whether to trust."""
+    """Effective draws, the tail's index k, draws needed for a standard error of a tenth, and whether to trust the mean.
+
+    It is trusted where it is no worse than it seems: enough effective draws, and a tail with which the spread of the
+    draws tells the error of their mean.
+    """
 
     effective: float
     tail: float
@@ -41,7 +47,8 @@ def reliability(values: Float[np.ndarray, " n"], relative: float | None = None) 
     log_more = math.log(max(relative / _WANTED, 1e-9)) / (1 - max(k, 0.5)) if k < 1 else math.inf
     more = math.exp(log_more) if log_more < 600 else math.inf
     needed = max(n * more, least, _FEWEST)
-    return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e15 else math.inf, bool(needed <= 1.5 * n))
+    trusted = effective >= _FEWEST and k <= _HEAVIEST and relative <= _NOISIEST and n >= least
+    return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e15 else math.inf, trusted)
 
 
 def tail_index(values: Float[np.ndarray, " n"]) -> float:

@@ -152,9 +152,9 @@ def gaussian_prompt_sums(
     cuts = [LANES * (groups * i // workers) for i in range(workers)] + [b]
 
     def part(i: int) -> None:
-        rows = [aligned(-(-size // 4) * 4 * LANES, f32) for size in (_BLOCK * k, 4, 2 * n)]
+        normals, weight, S = (aligned(-(-size // 4) * 4 * LANES, f32) for size in (_BLOCK * k, 4, 2 * n))
         wide, beta, shift = aligned(2 * n * LANES, f64), aligned(LANES, f32), aligned(LANES, f32)
-        run(cuts[i], cuts[i + 1], start, L, k, n, products, seed, betas, *rows, wide, beta, shift, out)
+        run(cuts[i], cuts[i + 1], start, L, k, n, products, seed, betas, normals, weight, S, wide, beta, shift, out)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(part, range(workers)))

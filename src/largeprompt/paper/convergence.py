@@ -7,16 +7,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt.attention import Head, SoftmaxAttention, softmax_form
-from largeprompt.concentration import Rates, deviation, rates
+from largeprompt.concentration import deviation, fit_power_law, predict
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, Rademacher
 
 QUANTITIES = ("output", "V", "U")
@@ -79,13 +77,21 @@ def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, 
     for i, (name, mu) in enumerate(laws(settings.dim).items()):
         law_key = jax.random.fold_in(root, i)
         queries = mu.sample(jax.random.fold_in(law_key, 0), settings.queries)
-        predicted = _rates(layer, mu, queries)
-        constants[i] = [checks.result("the rate", getattr(predicted, q).mean()) for q in QUANTITIES]
-        for j, L in enumerate(settings.lengths):
-            result = deviation(layer, mu, queries, L, jax.random.fold_in(law_key, L), settings.replicates)
-            squares[i, :, j] = [getattr(result, q) for q in QUANTITIES]
-            errors[i, :, j] = [getattr(result, f"{q}_stderr") for q in QUANTITIES]
-            done(name, L)
+        predicted = predict(layer, mu, queries, settings.lengths, QUANTITIES)
+        constants[i] = [predicted[q].constant for q in QUANTITIES]
+        measured = deviation(
+            layer,
+            mu,
+            queries,
+            settings.lengths,
+            QUANTITIES,
+            law_key,
+            replicates=settings.replicates,
+            sampler="tokens",  # all queries on every prompt
+            done=lambda L, name=name: done(name, L),
+        )
+        squares[i] = [measured[q].mean_square for q in QUANTITIES]
+        errors[i] = [measured[q].stderr for q in QUANTITIES]
     dims = ("law", "quantity", "L")
     lengths = np.asarray(settings.lengths)
     return xr.Dataset(
@@ -103,17 +109,14 @@ def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, 
     )
 
 
-@eqx.filter_jit
-def _rates(layer: SoftmaxAttention, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Rates:
-    """The 1/L law at every query."""
-    return jax.vmap(lambda z: rates(layer, mu, z))(queries)
-
-
 def slopes(data: xr.Dataset) -> xr.Dataset:
     """Log-log slope over the upper half of the lengths by weighted least squares, and its standard error."""
     upper = data.isel(L=slice(data.sizes["L"] // 2, None)) if data.sizes["L"] > 3 else data
-    x = np.log(upper.L)
-    y, weight = np.log(upper.mean_square), (upper.mean_square / upper.stderr) ** 2
-    centre = (weight * x).sum("L") / weight.sum("L")
-    curvature = (weight * (x - centre) ** 2).sum("L")
-    return xr.Dataset({"slope": (weight * (x - centre) * y).sum("L") / curvature, "stderr": curvature**-0.5})
+    found = np.empty((2, data.sizes["law"], data.sizes["quantity"]))
+    for i, j in np.ndindex(*found.shape[1:]):
+        curve = upper.isel(law=i, quantity=j)
+        fit = fit_power_law(curve.L.values, curve.mean_square.values, curve.stderr.values)
+        found[:, i, j] = fit.slope, fit.stderr
+    dims = ("law", "quantity")
+    coords = {name: data[name] for name in dims}
+    return xr.Dataset({"slope": (dims, found[0]), "stderr": (dims, found[1])}, coords)

@@ -27,7 +27,7 @@ from ._risks import g1 as g1
 from ._risks import g2 as g2
 from ._risks import risk_bound as risk_bound
 from ._risks import risk_gradient_bound as risk_gradient_bound
-from ._trajectories import PromptLength as PromptLength
+from ._trajectories import Guarantee as Guarantee
 from ._trajectories import Smoothness as Smoothness
 from ._trajectories import smoothness as smoothness
 from ._trajectories import theorem_4_3 as theorem_4_3

@@ -1,11 +1,10 @@
 """What the bounds ask of the laws of tokens and queries: centred, with a certified sub-Gaussian constant."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
+from largeprompt.concentration._asymptotics import fourth
 from largeprompt.measures import AbstractMeasure, Affine, Empirical, FromSampler, Gaussian, Mixture
 
 _CENTRED = 1e-6  # how far off 0 a mean may be, in units of the law's scale
@@ -47,15 +46,5 @@ def _shifted(mu: AbstractMeasure, by) -> AbstractMeasure:
 
 def fourth_moment_root(mu: AbstractMeasure, B: np.ndarray) -> float:
     """F = (E‖B(z - Ez)‖⁴)^{1/2}, exactly, from the cumulants of the law."""
-    fourth = float(_fourth(mu, jnp.asarray(B.T @ B)))
-    return float(np.sqrt(max(fourth, 0.0)))
-
-
-@eqx.filter_jit
-def _fourth(mu: AbstractMeasure, W: Float[Array, "D D"]) -> Float[Array, ""]:
-    """E(yᵀWy)² for y = z - Ez; the fourth cumulant is the second derivative of the covariance along tilts."""
-    WC = W @ mu._cov()
-    gaussian = jnp.trace(WC) ** 2 + 2 * jnp.sum(WC * WC.T)
-    if isinstance(mu, Gaussian):
-        return gaussian
-    return gaussian + jnp.sum(W * jax.hessian(lambda s: jnp.sum(W * mu._tilt(s)._cov()))(jnp.zeros(mu.dim)))
+    W = jnp.asarray(B.T @ B)
+    return float(np.sqrt(max(float(fourth(mu, jnp.zeros(mu.dim), W, W)), 0.0)))

@@ -81,7 +81,7 @@ def _log_growth(beta: float, t: float) -> float:
 
 
 @dataclass(frozen=True)
-class PromptLength:
+class Guarantee:
     r"""Theorem 4.3 in numbers: from ln L = `log_L` on, the flow's final risk is at most `limit` + 2`epsilon`.
 
     `T` is a time at which the infinite flow is within `epsilon` of its limit, `rho` the radius of a ball that holds it
@@ -99,7 +99,7 @@ class PromptLength:
 
 def theorem_4_3(
     task: LinearRegression, start: SoftmaxAttention | LinearAttention, epsilon: Number, *, form: Form = "printed"
-) -> PromptLength:
+) -> Guarantee:
     r"""A prompt length $L(\varepsilon)$ for which Theorem 4.3 holds, from a start of Assumption 5.1.
 
     The least L with $g_2Te^{\beta_\infty T}\le\rho$ and $g_1+\kappa_\infty g_2Te^{\beta_\infty T}\le\varepsilon$, where
@@ -120,7 +120,7 @@ def theorem_4_3(
         return Bound("Theorem 4.3", max(gap - math.log(rho), off - math.log(epsilon)), {})
 
     log_L = length_for(conditions, 1.0, largest=_FARTHEST)
-    return PromptLength(epsilon, limit, T, rho, lipschitz.beta, lipschitz.kappa, log_L)
+    return Guarantee(epsilon, limit, T, rho, lipschitz.beta, lipschitz.kappa, log_L)
 
 
 def _time_and_radius(task: LinearRegression, start: SoftmaxAttention, goal: float) -> tuple[float, float]:
