@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 Text = str | None
 
 
-def _option(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, show_default=False)
+def _option(name: str, help: str, default: str) -> Any:
+    return typer.Option(name, help=help, show_default=default)
 
 
 Config = Annotated[Path | None, typer.Option(help="Settings in TOML, with any law as a table; options override them.")]
 Measure = Annotated[
-    Text, _option("--measure", "Law of tokens: gaussian, rademacher, cube, sphere, or a regression. [gaussian]")
+    Text, _option("--measure", "Law of tokens: gaussian, rademacher, cube, sphere, or a regression.", "gaussian")
 ]
-Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npz ... [identity]")]
-Dimension = Annotated[Text, _option("--d", "Dimension of tokens, of a regression that of covariates. [5]")]
-Noise = Annotated[Text, _option("--noise", "Variance of the label noise of a regression. [0.1]")]
-QuerySigma = Annotated[Text, _option("--query-sigma", "Covariance of Gaussian queries. [queries like tokens]")]
-Layer = Annotated[Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or FILE.npz. [pytorch]")]
-Attention = Annotated[Text, _option("--attention", "softmax or linear. [softmax]")]
+Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npz ...", "identity")]
+Dimension = Annotated[Text, _option("--d", "Dimension of tokens, of a regression that of covariates.", "5")]
+Noise = Annotated[Text, _option("--noise", "Variance of the label noise of a regression.", "0.1")]
+QuerySigma = Annotated[Text, _option("--query-sigma", "Covariance of Gaussian queries.", "queries like tokens")]
+Layer = Annotated[Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or FILE.npz.", "pytorch")]
+Attention = Annotated[Text, _option("--attention", "softmax or linear.", "softmax")]
 InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
-Replicates = Annotated[Text, _option("--replicates", "Prompts a length. [1000]")]
-Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries. [0]")]
+Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
+Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries.", "0")]
 
 
 @app.command()
@@ -48,10 +48,10 @@ def concentration(
     query_sigma: QuerySigma = None,
     layer: Layer = None,
     attention: Attention = None,
-    L: Annotated[Text, _option("--L", "Prompt lengths: 10,100 or 10:100:10 or 10:100000:log. [10:10000:log]")] = None,
+    L: Annotated[Text, _option("--L", "Prompt lengths: 10,100 or 10:50:10 or 10:100000:log.", "10:10000:log")] = None,
     quantity: Annotated[
         Text,
-        _option("--quantity", "output, gradient, U, V, K, Q, O; of a regression risk, risk-gradient. [the first two]"),
+        _option("--quantity", "output, gradient, U, V, K, Q, O; of a regression risk, risk-gradient.", "the first two"),
     ] = None,
     query_in_prompt: InPrompt = False,
     replicates: Replicates = None,
@@ -98,7 +98,7 @@ def prompt_length(
     query_sigma: QuerySigma = None,
     layer: Layer = None,
     attention: Attention = None,
-    quantity: Annotated[Text, _option("--quantity", "As of concentration, but one. [output, or risk]")] = None,
+    quantity: Annotated[Text, _option("--quantity", "As of concentration, but one.", "output, or risk")] = None,
     query_in_prompt: InPrompt = False,
     replicates: Replicates = None,
     seed: Seed = None,

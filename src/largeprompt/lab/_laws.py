@@ -46,7 +46,7 @@ def _measure(table: Table, dim: int | None = None) -> AbstractMeasure:
 def _gaussian(table: Table, dim: int | None) -> Gaussian:
     table.holds("kind", "mean", "cov", "dim")
     mean = table.array("mean", None) if "mean" in table else None
-    size = table.count("dim", dim if mean is None else len(mean))
+    size = table.size("dim", dim if mean is None else len(mean))
     if mean is not None and len(mean) != size:
         raise ValueError(f"{table.at('mean')} has {len(mean)} entries; dim is {size}")
     cov = table.covariance("cov", "dim", size)
@@ -70,7 +70,7 @@ def _coordinates(name: str, law: Callable[[Any], AbstractMeasure], unit: float) 
         if name not in table:
             return _with_covariance(table, dim, lambda size: law(np.full(size, unit)))
         sizes = table.value(name)
-        size = table.count("dim", dim)
+        size = table.size("dim", dim)
         several = isinstance(sizes, list | tuple) or np.ndim(sizes) > 0
         many = table.array(name, None) if several else np.full(size or 1, table.number(name, 1.0))
         if size is not None and len(many) != size:
@@ -87,7 +87,7 @@ def _sphere(table: Table, dim: int | None) -> AbstractMeasure:
     if "radius" not in table:
         return _with_covariance(table, dim, lambda size: Sphere(math.sqrt(size), size))
     _refuse_both(table, "radius")
-    size = table.count("dim", dim)
+    size = table.size("dim", dim)
     if size is None:
         raise ValueError(f"{table.at('dim')} is missing; the radius does not say the dimension")
     radius = table.number("radius", 1.0, at_least=0)
@@ -101,7 +101,7 @@ def _refuse_both(table: Table, name: str) -> None:
 
 def _with_covariance(table: Table, dim: int | None, unit: Callable[[int], AbstractMeasure]) -> AbstractMeasure:
     """The linear image with the covariance asked for of a law of independent coordinates of variance one."""
-    cov = table.covariance("cov", "dim", table.count("dim", dim))
+    cov = table.covariance("cov", "dim", table.size("dim", dim))
     mu = unit(len(cov))
     return mu if bool((cov == jnp.eye(len(cov))).all()) else Affine(root(cov), np.zeros(len(cov)), mu)
 
@@ -145,7 +145,7 @@ def task_from(settings: Any, folder: Path | str = ".", *, where: str = "measure"
     table = Table(where, inlined(where, settings, folder))
     table.choice("kind", ("regression",))
     table.holds("kind", "sigma", "d", "noise", "omega", "query_sigma")
-    Sigma = table.covariance("sigma", "d", table.count("d"))
+    Sigma = table.covariance("sigma", "d", table.size("d"))
     d, noise = len(Sigma), table.number("noise", 0.1, at_least=0)
     Omega = table.covariance("omega", "d", d) if "omega" in table else np.eye(d) / d
     query_Sigma = table.covariance("query_sigma", "d", d) if "query_sigma" in table else None
@@ -183,17 +183,17 @@ def _initial(table: Table, dim: int, kind: Any) -> AbstractLayer:
     seed = table.count("seed", 0, at_least=0) or 0
     if seed >= 2**32:
         raise ValueError(f"{table.at('seed')} is {seed}; it must be below {2**32}")
-    sizes: Any = {"head_dim": table.count("head_dim"), "outputs": table.count("outputs")}
+    sizes: Any = {"head_dim": table.size("head_dim"), "outputs": table.size("outputs")}
     return Head.pytorch_default(jax.random.key(seed), dim, **sizes, scale=scale, kind=kind)
 
 
 _LOGARITHMIC = 9  # lengths, unless their number is given
 _MOST = 1000  # lengths of one study
-_FORMS = "10,100,1000, or 10:100:10 (start:stop:step), or 10:100000:log, or 10:100000:log:17"
+_FORMS = "10,100,1000, or 10:50:10 (start:stop:step), or 10:100000:log, or 10:100000:log:17"
 
 
 def lengths_from(value: Any, name: str = "L") -> tuple[int, ...]:
-    """Prompt lengths as a list or as text, such as `10,100`, `10:100:10` or `10:100000:log`; both ends are in.
+    """Prompt lengths as a list or as text, such as `10,100`, `10:50:10` or `10:100000:log`; both ends are in.
 
     Of log-spaced lengths, those that round to the same whole number count once.
     """

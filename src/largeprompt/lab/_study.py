@@ -69,8 +69,9 @@ class Study:
             "query_in_prompt": _truth("query_in_prompt", self.query_in_prompt),
             "bounds": _truth("bounds", self.bounds),
         }
-        if found["seed"] >= 2**32:
-            raise ValueError(f"seed is {self.seed}; it must be below {2**32}")
+        for name, most in (("seed", 2**32 - 1), ("replicates", 10**7)):
+            if found[name] > most:
+                raise ValueError(f"{name} is {found[name]}; it must be at most {most}")
         for name, value in found.items():
             object.__setattr__(self, name, value)
 

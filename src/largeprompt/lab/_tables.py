@@ -15,6 +15,7 @@ from largeprompt.icl import covariance_named
 from ._settings import with_files
 
 _DEEPEST = 32  # tables within tables
+_LARGEST = 10_000  # dimension
 
 
 class Table:
@@ -62,6 +63,13 @@ class Table:
 
     def count(self, name: str, default: int | None = None, at_least: int = 1) -> int | None:
         return checks.count(self.at(name), self.settings[name], at_least=at_least) if name in self else default
+
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """A dimension, of which matrices fit into memory."""
+        found = self.count(name, default)
+        if found is not None and found > _LARGEST:
+            raise ValueError(f"{self.at(name)} is {found}; it must be at most {_LARGEST}")
+        return found
 
     def covariance(self, name: str, size: str, dim: int | None, default: str = "identity") -> jax.Array:
         """A covariance by its name or as a matrix; `size` is the key that says its dimension."""
