@@ -377,7 +377,7 @@ def test_what_is_not_to_be_trusted_is_marked_with_what_would_do():
 
 def found(**changes):
     parts = {"epsilon": 0.01, "L": 1234, "method": "delta method", "checked": True, "measured": 1e-4}
-    parts |= {"measured_stderr": 1e-6, "bound_log10_L": 23.45, "bound_refusal": ""}
+    parts |= {"measured_stderr": 1e-6, "bound_log10_L": 23.45, "bound_refusal": "", "quantity": "U"}
     return SimpleNamespace(**parts | {"regime": SimpleNamespace(name="1/L", sentence="falls as 1/L")} | changes)
 
 
@@ -388,6 +388,8 @@ def test_a_prompt_length_is_told_with_its_measurement_and_its_bound():
         "measured at that length: 0.01 ± 5e-05",
         "the paper's bound asks for L = 10^23.4",
     ]
+    (first, *_) = told.prompt_length_lines(found(quantity="risk"))
+    assert str(first) == "L = 1234 tokens a prompt for a difference of risks of 0.01"
     far = found(L=math.inf, checked=False, measured=math.nan, bound_log10_L=math.nan, bound_refusal="tokens are wild")
     assert [str(line) for line in told.prompt_length_lines(far)] == [
         "no length up to 1e60 for a root mean square error of 0.01",

@@ -233,7 +233,8 @@ def _say_excess(panel: Axes, curve: xr.Dataset, colour: str) -> None:
 
 def prompt_length_lines(found: Any, notes: Sequence[str] = ()) -> Iterator[Text]:
     """The prompt length that an error asks for, how it is known, and what the paper's bound would ask for."""
-    error = f"a root mean square error of {found.epsilon:g}"
+    kind = {"risk": "difference of risks", "risk-gradient": "difference of gradients"}.get(found.quantity)
+    error = f"a {kind or 'root mean square error'} of {found.epsilon:g}"
     length = f"L = {_count(found.L, 1e12)} tokens a prompt" if math.isfinite(found.L) else "no length up to 1e60"
     yield Text(f"{length} for {error}")
     yield Text("; ".join(part for part in (found.method, found.regime.sentence) if part))
