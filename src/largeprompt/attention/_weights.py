@@ -70,7 +70,7 @@ class WeightMoments(eqx.Module):
 
     def shares_of_many(self, nu: np.ndarray) -> list[np.ndarray]:
         """The same for a vector of any length, of which only a few are compiled."""
-        padded = np.zeros(-(-len(nu) // 960) * 960)
+        padded = np.zeros(960 << (-(-len(nu) // 960) - 1).bit_length())
         padded[: len(nu)] = nu
         return [np.asarray(share)[: len(nu)] for share in self.shares(padded)]
 

@@ -3,17 +3,22 @@ r"""One-dimensional averages over $x\sim\mathcal N(0, I)$ of functions of $\nu =
 The law of $\nu$ is a mixture of scaled chi-squares with positive weights (Ruben 1962): with $\lambda$ the least
 $\lambda_j$ and $q_j = 1-\lambda/\lambda_j$, $\nu \sim \lambda\chi^2_{n+2k}$ with probability $c_k$, where
 $\sum_k c_kz^k = \prod_j \sqrt{(1-q_j)/(1-q_jz)}$. Weighing by $x_i^2$ turns one $\chi^2_1$ into $\chi^2_3$: one more
-such factor, squared.
+such factor, squared. Directions too narrow for that series are averaged over by a few Gauss-Laguerre nodes each: there
+$\lambda_jx_j^2$ is small and the function all but polynomial in it.
 """
 
+import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
 from scipy.signal import fftconvolve, lfilter
-from scipy.special import gammaln
+from scipy.special import gammaln, roots_genlaguerre
 
 _TERMS = 20_000  # of the mixture; beyond it the form is too anisotropic for this series
+_NARROW = 0.005  # of the widest direction: what is below is averaged over by nodes of its own
+_COMBINATIONS = 2**12  # of these nodes
 
 
 def quadratic_form_averages(
@@ -31,7 +36,7 @@ def quadratic_form_averages(
     ratios = 1 - scale / live
     terms = _length(ratios.max(), n)
     if terms > _TERMS:
-        return None
+        return _with_narrow_directions(weights, function, weights < _NARROW * top)
     coefficients = _mixture(ratios, terms)
     y, step = _nodes(live)
     values = function(y**2)
@@ -45,6 +50,34 @@ def quadratic_form_averages(
             shared[ratio] = values @ (step * _density(y, tilted, scale, n + 2))
         squares[:, i] = shared[ratio]
     return mean, squares
+
+
+def _with_narrow_directions(
+    weights: Float[np.ndarray, " n"],
+    function: Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]],
+    narrow: np.ndarray,
+) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "f n"]] | None:
+    """The same with the narrow directions on nodes: as many as their width asks for, all combinations of them."""
+    held = np.flatnonzero(narrow & (weights > 0))
+    counts = [3 if weights[j] < 0.01 else 8 if weights[j] < 0.2 else 20 for j in held]
+    if not len(held) or math.prod(counts) > _COMBINATIONS:
+        return None
+    rules = [roots_genlaguerre(count, -0.5) for count in counts]
+    squares = np.stack([part.ravel() for part in np.meshgrid(*(2 * x for x, _ in rules), indexing="ij")])
+    chances = functools.reduce(np.multiply.outer, [w / w.sum() for _, w in rules]).ravel()
+    offsets = weights[held] @ squares
+
+    def shifted(nu):
+        values = function((nu + offsets[:, None]).ravel())
+        return values.reshape(-1, len(nu))  # each function at each offset
+
+    found = quadratic_form_averages(np.where(narrow, 0.0, weights), shifted)
+    if found is None:
+        return None
+    mean, of_squares = (part.reshape(-1, len(offsets), *part.shape[1:]) for part in found)
+    average = np.einsum("fsn,s->fn", of_squares, chances)
+    average[:, held] = np.einsum("fs,js,s->fj", mean, squares, chances)
+    return mean @ chances, average
 
 
 def _length(ratio: float, n: int) -> int:

@@ -1,48 +1,57 @@
 """How each dataset is told on a terminal, and its numbers for `--json`."""
 
+import math
 from collections.abc import Iterator
 
 import xarray as xr
 from rich import box
 from rich.table import Table
 
-from largeprompt.paper import convergence
-
 NAMES = {"output": "output", "V": "∇_V", "U": "∇_U"}
 
 
 def convergence_numbers(data: xr.Dataset) -> dict:
-    """Settings, deviations and slopes, ready for JSON."""
+    """Settings, curves and what was made of them, ready for JSON."""
+    by_length = [name for name in data.data_vars if "L" in data[name].dims]
     return {
         "settings": data.attrs,
-        "deviations": data.to_dataframe().reset_index().to_dict(orient="records"),
-        "slopes": convergence.slopes(data).to_dataframe().reset_index().to_dict(orient="records"),
+        "deviations": data[by_length].to_dataframe().reset_index().to_dict(orient="records"),
+        "rates": data.drop_dims("L").to_dataframe().reset_index().to_dict(orient="records"),
     }
 
 
-def convergence_tables(data: xr.Dataset, settings: convergence.Settings) -> Iterator[Table | str]:
-    """A table a law: the deviations by length, their ratios to the prediction, and the slopes."""
-    slopes = convergence.slopes(data)
-    for law in data.law.values:
-        table = _table(f"{law} tokens: mean squared deviation, and its ratio to the predicted c/L", "L")
-        for quantity in data.quantity.values:
-            table.add_column(NAMES[str(quantity)], justify="right", style="bold")
-            table.add_column("ratio", justify="right")
-        for L in data.L.values:
-            cells = []
-            for quantity in data.quantity.values:
-                point = data.sel(law=law, quantity=quantity, L=L)
-                value, stderr, predicted = (float(point[k]) for k in ("mean_square", "stderr", "predicted"))
-                cells += [f"{value:.2e}", f"{value / predicted:.2f}±{stderr / predicted:.2f}"]
-            table.add_row(f"{int(L)}", *cells)
-        table.add_section()
-        fits = [slopes.sel(law=law, quantity=q) for q in data.quantity.values]
-        table.add_row("slope", *[c for fit in fits for c in (f"{float(fit.slope):.3f}", f"±{float(fit.stderr):.3f}")])
+def convergence_tables(data: xr.Dataset) -> Iterator[Table | str]:
+    """A table a quantity, a line a law: slopes, measured over predicted, and how far above the bound lies."""
+    longest = data.isel(L=-1)
+    for quantity in data.quantity.values:
+        title = f"{NAMES[str(quantity)]}: mean squared deviation from the infinite prompt"
+        table = _table(title, "tokens")
+        for name in (f"at L = {int(longest.L)}", "slope", "predicted", "measured / predicted", "bound / measured"):
+            table.add_column(name, justify="right")
+        for law in data.law.values:
+            line, end = data.sel(law=law, quantity=quantity), longest.sel(law=law, quantity=quantity)
+            orders = float(end.bound_log10) - math.log10(float(end.mean_square))
+            table.add_row(
+                str(law),
+                f"{float(end.mean_square):.2e}±{float(end.stderr):.0e}",
+                f"{float(line.slope):.3f}±{float(line.slope_stderr):.3f}",
+                _known(float(line.predicted_slope), "{:.3f}"),
+                _known(float(line.ratio), f"{{:.3f}}±{float(line.ratio_stderr):.3f}"),
+                f"10^{orders:.1f}",
+            )
         yield table
+    for law in data.law.values:
+        yield f"{law}: {data.regime.sel(law=law).item()}"
+    distrusted = int(data.trusted.size - data.trusted.sum())
     yield (
-        f"{settings.replicates} prompts a length, {settings.queries} queries, token dimension {settings.dim}, "
-        f"seed {settings.seed}, {data.attrs['seconds']:.0f} s; slopes over the longer half of the lengths, predicted -1"
+        f"{data.attrs['replicates']} prompts a length, token dimension {data.attrs['dim']}, seed {data.attrs['seed']}, "
+        f"{data.attrs['seconds']:.0f} s; slopes and ratios over the longer half of the lengths; "
+        f"{distrusted} of {data.trusted.size} points have tails too heavy for their error bars"
     )
+
+
+def _known(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else form.format(value)
 
 
 def optima_tables(data: xr.Dataset) -> Iterator[Table]:
