@@ -15,7 +15,16 @@ import largeprompt as lp
 from catalogue import matrix
 from icl_catalogue import TASKS, attend, excess, limit_excess, mild, simulated, token_covariance, weights, zero_risk
 from largeprompt.attention import WeightMoments
-from largeprompt.icl import LinearRegression, identity, kms, risk, risk_expansion, risk_function, risk_rate
+from largeprompt.icl import (
+    LinearRegression,
+    identity,
+    kms,
+    quadratic_form_averages,
+    risk,
+    risk_expansion,
+    risk_function,
+    risk_rate,
+)
 from largeprompt.icl._nodes import Nodes
 from largeprompt.icl._same_prompt import _gap, same_prompt_gap
 from significance import assert_close_in_sigmas, assert_mean_is
@@ -386,3 +395,15 @@ def test_the_same_prompt_gap_takes_heads_and_refuses_the_wrong_kind():
         same_prompt_gap(head, head, KMS, 5)
     with pytest.raises(ValueError, match="the layer is linear attention; this holds of softmax attention only"):
         same_prompt_gap(straight, straight, KMS, 5)
+
+
+def test_averages_over_narrow_directions_are_the_products_they_are():
+    """E e^{-ν} = ∏(1+2λ)^{-1/2}, and weighing by x_i² divides by 1 + 2λ_i; forms that span nine orders of magnitude."""
+    for weights in ([0.5, 0.3, 1e-3, 2e-4, 1e-6], [0.5, 0.01, 1e-3, 0.0, 1e-9], [100.0, 3.0, 0.3, 1e-3]):
+        weights = np.array(weights)
+        averages = quadratic_form_averages(weights, lambda nu: np.exp(-nu)[None])
+        assert averages is not None
+        mean, squares = averages
+        expected = np.prod(1 + 2 * weights) ** -0.5
+        np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
+        np.testing.assert_allclose(squares[0], expected / (1 + 2 * weights), rtol=1e-12)
