@@ -252,7 +252,7 @@ def test_progress_is_told_in_proportion_to_the_length(monkeypatch, command):
 
     monkeypatch.setattr(_concentration, "progress", lambda what, total: Bar())
     assert command("concentration", *SMALL, "--quantity", "output", "--no-bounds")[0] == 0
-    assert steps == [("measured L = 4", 1004), ("measured L = 16", 1016)]
+    assert steps == [("measured L = 4", 1004), ("measured L = 16", 1016), ("predicted the output", 3000)]
 
 
 def test_prompt_length_names_a_length_and_measures_there(command):

@@ -334,7 +334,7 @@ def study(tmp_path, monkeypatch):
 def test_a_study_is_carried_out_and_can_be_carried_out_again_from_its_result(study, tmp_path):
     told = []
     data = study.carry_out(told.append)
-    assert told == [4, 12]
+    assert told == [4, 12, "output", "U"]
     assert data.measured.dims == ("quantity", "L")
     assert np.isfinite(data.measured).all()
     assert (data.measured > 0).all()

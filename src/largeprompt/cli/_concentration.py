@@ -66,10 +66,11 @@ def concentration(
     from largeprompt.paper import concentration as told
 
     out.mkdir(parents=True, exist_ok=True)
-    # each length also pays for a share of the compilation, and the prediction comes last
-    work = {length: 1000 + length for length in study.lengths}
-    with progress("measuring", round(1.1 * sum(work.values()))) as done:
-        data = study.carry_out(lambda length: done(f"measured L = {length}", work[length]))
+    # each length also pays for a share of the compilation, about as long as a thousand tokens a prompt take
+    work: dict[Any, int] = {length: 1000 + length for length in study.lengths}
+    work |= dict.fromkeys(study.quantities, 3000)
+    with progress("measuring", sum(work.values())) as done:
+        data = study.carry_out(lambda part: done(_done(part), work[part]))
     files = write(out, "concentration", told.picture(data), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": _rows(data, True), "quantities": _rows(data, False)})
@@ -79,6 +80,10 @@ def concentration(
 
 
 _SETTINGS = set(concentration.__annotations__) - {"config", "out", "as_json", "return"}
+
+
+def _done(part: int | str) -> str:
+    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
 
 
 def _rows(data: "xr.Dataset", by_length: bool) -> list[dict]:

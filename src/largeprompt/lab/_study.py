@@ -85,17 +85,17 @@ class Study:
         """A file that makes this study, with the arrays of other files in it."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
 
-    def carry_out(self, done: Callable[[int], None] = lambda L: None) -> xr.Dataset:
-        """Measure, predict and bound; `done` hears of each length measured. Paper: Propositions 3.1 and 3.4."""
+    def carry_out(self, done: Callable[[Any], None] = lambda part: None) -> xr.Dataset:
+        """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted."""
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError("studies are carried out in float64; call largeprompt.use_float64() first")
         began = time.perf_counter()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
-        subject = (self.attention, self.tokens, self.queries, self.lengths)
+        subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
         options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt, "done": done}
         with warnings.catch_warnings():  # what cannot be trusted is marked as such
             warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
-            measured: Any = concentration.deviation(*subject, self.quantities, of_prompts, **options)
+            measured: Any = concentration.deviation(*subject, **options)
         curves, numbers = {}, {}
         for quantity in self.quantities:
             predicted, method, note = self._predicted(quantity, of_prediction)
@@ -116,6 +116,7 @@ class Study:
                 "bound_name": name,
                 "bound_refusal": refusal,
             }
+            done(quantity)
         versions = f"largeprompt {__version__}, jax {jax.__version__}, numpy {np.__version__}"
         return xr.Dataset(
             {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}
@@ -167,16 +168,10 @@ def _bound(study: Study, quantity: str, L: int) -> Any:
 
 def _measured(found: Any) -> dict[str, np.ndarray]:
     """The curves of a measured quantity; of risks also the gap itself."""
-    curves = {name: _array(found, name) for name in ("stderr", "low", "high", "effective", "needed")}
-    quantiles = dict(zip(_LEVELS, np.asarray(found.quantiles, float).T, strict=True))
-    gaps = {} if found.gap is None else {name: _array(found, name) for name in ("gap", "gap_stderr")}
-    return {
-        "measured": _array(found, "mean_square"),
-        **curves,
-        **quantiles,
-        "trusted": np.asarray(found.trusted, bool),
-        **gaps,
-    }
+    names = ("stderr", "low", "high", "effective", "needed", *(() if found.gap is None else ("gap", "gap_stderr")))
+    curves = {"measured": _array(found, "mean_square")} | {name: _array(found, name) for name in names}
+    curves |= dict(zip(_LEVELS, np.asarray(found.quantiles, float).T, strict=True))
+    return curves | {"trusted": np.asarray(found.trusted, bool)}
 
 
 def _fitted(found: Any, predicted: Any) -> dict[str, float]:
