@@ -399,11 +399,10 @@ def test_the_same_prompt_gap_takes_heads_and_refuses_the_wrong_kind():
 
 def test_averages_over_narrow_directions_are_the_products_they_are():
     """E e^{-ν} = ∏(1+2λ)^{-1/2}, and weighing by x_i² divides by 1 + 2λ_i; forms that span nine orders of magnitude."""
-    for weights in ([0.5, 0.3, 1e-3, 2e-4, 1e-6], [0.5, 0.01, 1e-3, 0.0, 1e-9], [100.0, 3.0, 0.3, 1e-3]):
-        weights = np.array(weights)
-        averages = quadratic_form_averages(weights, lambda nu: np.exp(-nu)[None])
+    for form in ([0.5, 0.3, 1e-3, 2e-4, 1e-6], [0.5, 0.01, 1e-3, 0.0, 1e-9], [100.0, 3.0, 0.3, 1e-3]):
+        averages = quadratic_form_averages(np.array(form), lambda nu: np.exp(-nu)[None])
         assert averages is not None
         mean, squares = averages
-        expected = np.prod(1 + 2 * weights) ** -0.5
+        expected = np.prod(1 + 2 * np.array(form)) ** -0.5
         np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
-        np.testing.assert_allclose(squares[0], expected / (1 + 2 * weights), rtol=1e-12)
+        np.testing.assert_allclose(squares[0], expected / (1 + 2 * np.array(form)), rtol=1e-12)
