@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench       long prompts against PyTorch (installs it) and plain JAX"
 	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
 	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
+	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
 	@echo "make lock        resolve the locked versions anew"
 
 reproduce: $(VENV)/.run
@@ -43,6 +44,9 @@ bench-risk: $(VENV)/.run
 
 bench-training: $(VENV)/.bench
 	$(BIN)/python benchmarks/training.py
+
+bench-concentration: $(VENV)/.run
+	$(BIN)/python benchmarks/concentration.py --long
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -14,7 +14,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-screen, errors = Console(), Console(stderr=True)
+# no emoji: a length of 10:100:10 is no place for one
+screen, errors = Console(emoji=False), Console(stderr=True, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")]
 Out = Annotated[Path, typer.Option(help="Folder for figures and data.")]

@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 def show(parts, width: int = 76) -> None:
     """Tables and lines on the terminal."""
     # a table needs its width: on a narrower terminal lines wrap, but no digit is cut
-    wide = screen if screen.width >= width else Console(width=width)
+    wide = screen if screen.width >= width else Console(width=width, emoji=False)
     for part in parts:
         wide.print(part)
 

@@ -24,7 +24,9 @@ _COVARIANCES = ("sigma", "omega", "query_sigma")
 
 
 def _option(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, show_default=False)
+    """An option whose default, the last words in brackets, the settings know and the command line does not."""
+    text, _, default = help.removesuffix("]").rpartition(" [")
+    return typer.Option(name, help=text or help, show_default=default if text else False)
 
 
 @app.command()
