@@ -7,6 +7,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.integrate import quad
 from scipy.special import exp1, lambertw
 
+from largeprompt.concentration.bounds import one_term
 from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
 
 ONE_TERM_BOUND = """
@@ -31,7 +32,15 @@ ONE_TERM_BOUND = """
     **Consequences.** By Markov's inequality, Lemma C.1 holds for every δ in (0, 1) (75/27 < 4) and
     Corollary C.3 for every δ (75/108 < 1). Lemma C.4 holds for L ≥ 2 without its second term (216 ln 2 >
     75), hence without C_f, p or e^{2d}. In Eq. (16) the terms with c̃1 and c̃2 disappear, together with the
-    factor ln L in the one with c̃3.
+    factor ln L in the one with c̃3. What is left are two terms, one that grows and one that falls with the
+    radius B at which the proof of Lemma C.6 splits the queries; where their slopes balance, the exponent of
+    1/L is 1/(1 + 128σ²‖U‖²), never below the paper's min(1/3, 1/(192σ²‖U‖²)).
+
+    **A slip that does no harm.** The proofs of Lemmas C.4 and C.7 start their last integral at the positive
+    part of t₀/2 − ‖R/S‖² (t₀/8 − ‖R/S‖⁴). Where that is 0 because the difference is negative, they lose the
+    stretch on which the probability is 1, twice (eight times) its length. The stated bounds cover it all the
+    same: they drop the positive part in their exponents, and so grow like e^x where the lost stretch grows
+    like x or x².
 """
 
 BAD_EVENT_PEAK = 24**1.5 * math.exp(-1.5)
@@ -43,7 +52,7 @@ ONE_TERM_CONSTANT = 16 + 2 * (BAD_EVENT_PEAK + 8 / math.e)
 
 def one_term_bound(L: float, s: float, fourth_moment: float) -> float:
     """75 e^{4s} (E‖f‖⁴)^{1/2} / L, with s = σ²‖Uz‖²."""
-    return 75 * math.exp(4 * s) * math.sqrt(fourth_moment) / L
+    return one_term(L, Uz=math.sqrt(s), sigma=1.0, F=math.sqrt(fourth_moment)).value
 
 
 def lemma_c4(L: float, s: float, C_f: float, fourth_moment: float, power: int) -> float:
