@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Float
 
 from largeprompt.attention import AbstractAttention, LinearAttention, SoftmaxAttention
-from largeprompt.engine import gaussian_prompt_sums, sum_count
 from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._quantities import Form
@@ -64,17 +63,23 @@ class GaussianPrompts:
         """The squared differences from the limit of each form, a fresh prompt for each query; `start` counts them."""
         slopes = any(form.slopes for form in forms)
         k = self._coordinates() if slopes else 1
-        held = (len(self.V) + 2) * self.C.shape[1] + 2 * sum_count(k, slopes) + 4 * len(self.m)
+        held = (len(self.V) + 2) * self.C.shape[1] + 2 * (1 + k) ** 2 + 4 * len(self.m)
         batch = max(64, _ROOM // held // 64 * 64)
         parts = []
         for i in range(0, len(queries), batch):
             z = queries[i : i + batch]
             draw = self._linear if self.linear else self._softmax
-            dm, dHV = draw(z, L, seed, start + i, slopes, query_in_prompt)
-            parts.append([_square(form, dm, dHV, z) for form in forms])
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused with its name
+                dm, dHV = draw(z, L, seed, start + i, slopes, query_in_prompt)
+                parts.append([_square(form, dm, dHV, z) for form in forms])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
     def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool):
+        from largeprompt.engine import (
+            gaussian_prompt_sums,
+            sum_count,
+        )  # imports a compiler
+
         rng = np.random.default_rng([seed, L, start])
         u = z @ self.U.T
         along = u @ self.C
