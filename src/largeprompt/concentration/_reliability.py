@@ -17,6 +17,7 @@ _WANTED = 0.1  # relative standard error
 _FEWEST = 30.0  # effective draws
 _HEAVIEST = 0.7  # index of a tail up to which errors are of the size they seem
 _NOISIEST = 1 / 3  # relative standard error
+_EVEN = 0.4  # effective draws among all
 _RESAMPLES = 999
 _MANY = 2**15  # from here on the central limit theorem serves as well as resampling
 
@@ -43,11 +44,13 @@ def reliability(values: Float[np.ndarray, " n"], relative: float | None = None) 
     k = tail_index(values)
     if relative is None:
         relative = math.sqrt(max(1 / effective - 1 / n, 0.0) * n / max(n - 1, 1))
-    least = 10 ** min(1 / (1 - max(k, 0.0)), 300.0) if k < 1 else math.inf
-    log_more = math.log(max(relative / _WANTED, 1e-9)) / (1 - max(k, 0.5)) if k < 1 else math.inf
+    # values this even carry little in their tail, whatever shape it seems to have: Pareto's from 0.7 on hardly ever are
+    index = k if effective < _EVEN * n else min(k, 0.5)
+    least = 10 ** min(1 / (1 - max(index, 0.0)), 300.0) if index < 1 else math.inf
+    log_more = math.log(max(relative / _WANTED, 1e-9)) / (1 - max(index, 0.5)) if index < 1 else math.inf
     more = math.exp(log_more) if log_more < 600 else math.inf
     needed = max(n * more, least, _FEWEST)
-    trusted = effective >= _FEWEST and k <= _HEAVIEST and relative <= _NOISIEST and n >= least
+    trusted = effective >= _FEWEST and index <= _HEAVIEST and relative <= _NOISIEST
     return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e15 else math.inf, trusted)
 
 
@@ -69,6 +72,7 @@ def tail_index(values: Float[np.ndarray, " n"]) -> float:
     grid = 30 + int(math.sqrt(m))
     quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
     b = 1 / x[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
+    b = b[b != 0]  # at 0 the law is exponential, the limit of its neighbours
     shapes = np.log1p(-b[:, None] * x).mean(axis=1)
     profile = m * (np.log(-b / shapes) - shapes - 1)
     weights = np.exp(profile - profile.max())
