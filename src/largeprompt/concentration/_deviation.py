@@ -7,9 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractTask
 from largeprompt.measures import AbstractMeasure, Empirical
@@ -24,6 +25,8 @@ from ._reliability import interval, reliability
 LEVELS = (0.05, 0.5, 0.95)
 _QUERIES = 8  # a prompt, where drawing the prompt is the larger cost
 _ALL = 64  # atoms of a law of queries up to which each prompt sees them all
+_HELD = 2**27  # squares, at most
+LONGEST = 2**31 - 1  # tokens of a prompt that is drawn: their count is a whole number of 32 bits
 
 
 class Deviation(eqx.Module):
@@ -62,7 +65,7 @@ class Deviation(eqx.Module):
 Done = Callable[[int], None]
 Tokens = AbstractMeasure | AbstractTask
 Several = list[str] | tuple[str, ...]
-Queries = AbstractMeasure | Float[Array, "q D"] | None
+Queries = AbstractMeasure | Numbers | None
 
 
 @overload
@@ -123,7 +126,12 @@ def deviation(
     Propositions 3.1 and 3.4; with `query_in_prompt`, Remark 3.2.
     """
     names, Ls = chosen(quantity), lengths(Ls)
+    if max(Ls) > LONGEST:
+        raise ValueError(f"Ls has {max(Ls)}; prompts of up to {LONGEST} tokens are drawn, longer ones only predicted")
     replicates = checks.count("replicates", replicates, at_least=2)
+    each = _QUERIES if queries is None else checks.count("queries", queries)
+    if replicates * each > _HELD:
+        raise ValueError(f"replicates is {replicates} with {each} queries each; at most {_HELD} in all are held")
     key = checks.key(key)
     if sampler not in ("auto", "tokens"):
         raise ValueError(f"sampler is {sampler!r}; it must be 'auto' or 'tokens'")
@@ -188,7 +196,7 @@ def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replica
 def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt):
     few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
     fixed = nu.points if queries is None and few else None
-    count = len(fixed) if fixed is not None else checks.count("queries", _QUERIES if queries is None else queries)
+    count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
     chunk, slopes = chunk_for(L), any(form.slopes for form in known)
     batch = min(batch_for(chunk, count, mu.dim, slopes), 2 ** math.ceil(math.log2(replicates)))
     keys = jax.random.split(key, -(-replicates // batch) * batch)

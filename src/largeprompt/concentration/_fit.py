@@ -2,7 +2,8 @@ import math
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float
+
+from largeprompt._typing import Numbers
 
 
 class RateFit(eqx.Module):
@@ -19,14 +20,16 @@ class RateFit(eqx.Module):
     degrees: int
 
 
-def fit_power_law(
-    L: Float[np.ndarray, " k"], values: Float[np.ndarray, " k"], stderrs: Float[np.ndarray, " k"]
-) -> RateFit:
+def fit_power_law(L: Numbers, values: Numbers, stderrs: Numbers) -> RateFit:
     """Weighted least squares of log values on log L, independent errors."""
     L, values, stderrs = (np.asarray(a, float) for a in (L, values, stderrs))
+    if not L.shape == values.shape == stderrs.shape or L.ndim != 1:
+        raise ValueError(f"L, values, stderrs have shapes {L.shape}, {values.shape}, {stderrs.shape}; they must agree")
+    if not np.all(L > 0):
+        raise ValueError(f"L has {float(L[~(L > 0)][0]):g}; every length must be above 0")
     keep = (values > 0) & (stderrs >= 0) & np.isfinite(values) & np.isfinite(stderrs)
-    if len(np.unique(L[keep])) < 2:
-        raise ValueError(f"the curve has {int(keep.sum())} usable lengths; a rate needs at least 2")
+    if (usable := len(np.unique(L[keep]))) < 2:
+        raise ValueError(f"the curve has {usable} usable lengths; a rate needs at least 2")
     x, y = np.log(L[keep]), np.log(values[keep])
     relative = np.maximum(stderrs[keep] / values[keep], 1e-12)
     weight = relative**-2

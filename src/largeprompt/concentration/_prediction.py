@@ -6,7 +6,7 @@ from typing import overload
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray, Shaped
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention
@@ -34,7 +34,7 @@ class Prediction(eqx.Module):
     """
 
     quantity: str = eqx.field(static=True)
-    L: Int[np.ndarray, " k"]
+    L: Shaped[np.ndarray, " k"]  # of Python's whole numbers, where they go past 2^63
     mean_square: Float[np.ndarray, " k"]
     stderr: Float[np.ndarray, " k"]
     constant: float
@@ -89,7 +89,7 @@ def predict(
     if names[0] in OF_RISK:
         from ._risks import risk_prediction
 
-        found = {name: risk_prediction(layer, mu, Ls, name, generator, query_in_prompt) for name in names}
+        found = {name: risk_prediction(layer, mu, nu, Ls, name, generator, query_in_prompt) for name in names}
     else:
         if isinstance(mu, AbstractTask):
             raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
@@ -115,8 +115,8 @@ def _predicted(
     nodes = None if closed(attention, mu, nu) else query_nodes(nu, key)
     rho = own_weight(attention, mu, nu) if query_in_prompt else 0.0
     theta2 = spread(attention, mu, nu)
-    constant = _constant(attention, mu, nu, form, nodes, theta2, name)
     exact = isinstance(mu, Gaussian) and isinstance(attention, Softmax) and not form.slopes and not query_in_prompt
+    constant = _constant(attention, mu, nu, form, nodes, theta2, name, exact)
     if exact:
         assert isinstance(mu, Gaussian)
         averages = [exact_mean_square(attention, mu, nu, form, L, nodes) for L in Ls]
@@ -127,8 +127,8 @@ def _predicted(
     if exact:
         method = f"exact over prompts at every L, {over if nodes else 'one-dimensional quadrature over queries'}"
     elif isinstance(attention, LinearAttention):
-        method = f"c/L, exact for linear attention, {over}"
         exact = not query_in_prompt
+        method = f"c/L, exact for linear attention, {over}" if exact else f"c/L, {over}"
     else:
         method = f"c/L, {over}"
     regime = _regime(attention, mu, nu, form, nodes, theta2, rho, constant, Ls)
@@ -145,7 +145,7 @@ def _predicted(
     )
 
 
-def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str) -> Average:
+def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str, exact: bool) -> Average:
     if nodes is None:
         return Average(gaussian_constant(attention, mu, nu, form), 0.0, None)
     if theta2 >= 0.5:
@@ -153,6 +153,8 @@ def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str) ->
     with np.errstate(over="ignore"):
         values = constants_at(attention, mu, form, nodes.z)
     if not np.isfinite(values).all():
+        if exact:  # beyond what numbers hold, but not needed
+            return Average(math.inf, 0.0, None)
         raise ValueError(f"the constant of {name} overflows at a query; use smaller weights or a wider type")
     average = nodes.average(values)
     if nodes.drawn and not (trust := reliability(values)).trusted:

@@ -7,11 +7,12 @@ because $\partial T_i/\partial V = e_im^\top$, $\partial T_i/\partial U = (HV_i)
 multiplies the latter by Q and K.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
@@ -85,27 +86,29 @@ def known_names() -> str:
     return ", ".join(QUANTITIES)
 
 
-def chosen(quantity: str | Sequence[str]) -> tuple[str, ...]:
+def chosen(quantity: Any) -> tuple[str, ...]:
     """The quantities asked for, each once."""
-    names = (quantity,) if isinstance(quantity, str) else tuple(quantity)
+    names = (quantity,) if isinstance(quantity, str) or not hasattr(quantity, "__iter__") else tuple(quantity)
     if not names or any(name not in QUANTITIES for name in names):
-        wrong = next((name for name in names if name not in QUANTITIES), "an empty list")
-        raise ValueError(f"quantity is {wrong!r}; it must be one of {known_names()}")
+        wrong = next((repr(name) for name in names if name not in QUANTITIES), "empty")
+        raise ValueError(f"quantity is {wrong}; it must be one of {known_names()}")
     if len({name in OF_RISK for name in names}) > 1:
         raise ValueError(f"quantity is {names}; risks are of a task, the others of a law of tokens: ask for one kind")
     return tuple(dict.fromkeys(names))
 
 
-def lengths(Ls: object) -> tuple[int, ...]:
+def lengths(Ls: Any) -> tuple[int, ...]:
     """Finite prompt lengths, at least one."""
-    try:
-        entries = list(Ls) if not isinstance(Ls, str) and hasattr(Ls, "__iter__") else [Ls]  # pyright: ignore[reportArgumentType]
-        found = [checks.prompt_length(L) for L in entries]
-    except ValueError as error:
-        raise ValueError(str(error).replace("L is", "Ls has")) from None
-    if not found or any(isinstance(L, float) for L in found):
-        raise ValueError(f"Ls is {Ls!r}; it must be finite prompt lengths, at least one")
-    return tuple(int(L) for L in found)
+    several = isinstance(Ls, Iterable) and not isinstance(Ls, str | bytes) and getattr(Ls, "ndim", 1) > 0
+    found = []
+    for L in list(Ls) if several else [Ls]:
+        try:
+            found.append(checks.count("L", L))
+        except ValueError:
+            raise ValueError(f"Ls has {L!r}; prompt lengths are finite whole numbers of at least 1") from None
+    if not found:
+        raise ValueError("Ls is empty; it must be prompt lengths, at least one")
+    return tuple(found)
 
 
 def laws(layer: AbstractLayer, mu: object, nu: object) -> tuple[AbstractAttention, AbstractMeasure, AbstractMeasure]:
@@ -115,9 +118,17 @@ def laws(layer: AbstractLayer, mu: object, nu: object) -> tuple[AbstractAttentio
     if nu is None:
         return attention, tokens, tokens
     if not isinstance(nu, AbstractMeasure):  # one query or several, each as likely as the others
-        array = jnp.asarray(nu) if not hasattr(nu, "shape") else nu
-        nu = Empirical(jnp.atleast_2d(array))  # pyright: ignore[reportArgumentType]
+        rows: Any = [nu] if len(_shape(nu)) == 1 else nu
+        nu = Empirical(checks.matrix("nu", rows, None, attention.dim))
     return attention, tokens, as_measure("nu", nu, attention.dim)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    """() for what is no array at all."""
+    try:
+        return np.shape(x)
+    except ValueError:
+        return ()
 
 
 def stand_in_size(mu: AbstractMeasure) -> int | None:

@@ -182,10 +182,16 @@ def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
 
 
 def risk_prediction(
-    layer: AbstractLayer, task: object, Ls: Sequence[int], name: str, key: PRNGKeyArray, query_in_prompt: bool
+    layer: AbstractLayer,
+    task: object,
+    nu: object,
+    Ls: Sequence[int],
+    name: str,
+    key: PRNGKeyArray,
+    query_in_prompt: bool,
 ) -> Prediction:
     """The gap of the risks, or of their gradients, exactly or exactly over prompts: Gaussian regression."""
-    task = _task(layer, task, None)
+    task = _task(layer, task, nu)
     merged = merged_form(layer)
     if not isinstance(task, LinearRegression):
         raise ValueError(
