@@ -10,12 +10,15 @@ from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer
 
 from . import bounds
+from ._deviation import LONGEST as LONGEST_DRAWN
 from ._deviation import Queries, Tokens, deviation
 from ._prediction import LONGEST, Prediction, predict
-from ._quantities import laws
+from ._quantities import OF_RISK, laws
 from ._regime import Regime
 
-_AFFORDABLE = 2**33  # tokens that a check may draw
+_AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
+_RESOLUTION = 0.05  # of a length that is found by measuring
+_LEAST = 1e-150  # of epsilon: its square is a number still
 
 
 class PromptLength(eqx.Module):
@@ -52,12 +55,15 @@ def prompt_length_for(
 ) -> PromptLength:
     r"""How long a prompt must be for $\sqrt{E\|X_L-X\|^2} \le \epsilon$; for risks, for $|R_L-R_\infty| \le \epsilon$.
 
-    From the prediction, by bisection where that is exact at every L and as $c/\epsilon^2$ where it is $c/L$; checked by
-    measuring at that length unless it is too long or `replicates` is 0; and from the paper's bound.
+    From the prediction, by bisection where that is exact at every L and as $c/\epsilon^2$ where it is $c/L$; where 1/L
+    has not set in at that length or never does, by measuring. Checked by measuring at that length unless it is too long
+    or `replicates` is 0; and from the paper's bound.
     """
     epsilon = float(checks.number("epsilon", epsilon))
-    if not epsilon > 0:
-        raise ValueError(f"epsilon is {epsilon:g}; it must be above 0")
+    if not _LEAST <= epsilon <= 1 / _LEAST:
+        raise ValueError(f"epsilon is {epsilon:g}; it must be from {_LEAST:g} to {1 / _LEAST:g}")
+    if not isinstance(quantity, str):
+        raise ValueError(f"quantity is {quantity!r}; a length is of one quantity, such as 'output'")
     generator = checks.key_or_default(key)
     replicates = checks.count("replicates", replicates, at_least=0)
 
@@ -73,11 +79,17 @@ def prompt_length_for(
         return float(found.mean_square[0]), float(found.stderr[0])
 
     prediction = at(1)
-    L, method = _least(at, prediction, epsilon**2), prediction.method
-    if math.isnan(L) and replicates > 1:
-        L, method = _measured_length(measure, epsilon**2, prediction.regime.exponent, _AFFORDABLE // replicates)
+    known = prediction.exact or quantity in OF_RISK  # at every L; else as c/L
+    L, method = _least(at, float(prediction.mean_square[0]), epsilon**2, known), prediction.method
+    if math.isnan(L) or (not known and prediction.regime.onset > L):
+        if replicates < 2:
+            raise ValueError(
+                f"replicates is {replicates}; where 1/L does not hold the length for {quantity} is measured, which "
+                "takes at least 2"
+            )
+        L, method = _measured_length(measure, epsilon**2, prediction.regime.exponent, _longest(_SEARCHED, replicates))
     measured, error = math.nan, math.nan
-    checked = replicates > 1 and L * replicates <= _AFFORDABLE
+    checked = replicates > 1 and _longest(_AFFORDABLE, replicates) >= L
     if checked:
         measured, error = measure(int(L))
     log10, refusal = _bounded(layer, mu, nu, quantity, epsilon, query_in_prompt)
@@ -85,12 +97,16 @@ def prompt_length_for(
     return PromptLength(epsilon, L, method, regime, measured, error, checked, log10, refusal, quantity)
 
 
-def _least(at, first: Prediction, target: float) -> int | float:
-    """The predicted length, nan where nothing is predicted at finite lengths."""
-    start = float(first.mean_square[0])
+def _longest(tokens: int, replicates: int) -> int:
+    """The length of prompts up to which so many are drawn."""
+    return min(tokens // replicates, LONGEST_DRAWN)
+
+
+def _least(at, start: float, target: float, known: bool) -> int | float:
+    """The predicted length, nan where nothing is predicted at finite lengths; `start` is the mean square at L = 1."""
     if start <= target:
         return 1
-    if not first.exact:  # c/L itself
+    if not known:  # c/L itself
         return start if math.isnan(start) else math.ceil(start / target) if start / target <= LONGEST else math.inf
     low, high = 0.0, 1.0
     while at(_whole(high)).mean_square[0] > target:
@@ -105,20 +121,17 @@ def _least(at, first: Prediction, target: float) -> int | float:
 
 def _measured_length(measure, target: float, exponent: float, longest: int) -> tuple[int | float, str]:
     """By measuring at longer and longer prompts; beyond what can be drawn, by the regime's exponent."""
-    before, L = None, 10
-    while True:
-        square, _ = measure(L)
-        if square <= target:
-            if before is None:
-                return L, "measured"
-            share = math.log(before[1] / target) / math.log(before[1] / square)
-            return math.ceil(before[0] * (L / before[0]) ** share), "measured, between two lengths"
-        before = (L, square)
+    below, L = 0, 1
+    while (square := measure(L)[0]) > target:
         if longest < 4 * L:
             log_L = math.log(L) + math.log(square / target) / exponent
             length = math.ceil(math.exp(log_L)) if log_L <= math.log(LONGEST) else math.inf
             return length, f"measured up to L = {L}, beyond by the exponent {exponent:.3f}"
-        L *= 4
+        below, L = L, 4 * L
+    while L - below > max(1, _RESOLUTION * below):
+        middle = min(max(round(math.sqrt(below * L)), below + 1), L - 1)
+        below, L = (below, middle) if measure(middle)[0] <= target else (middle, L)
+    return L, "measured"
 
 
 def _whole(log_L: float) -> int:
@@ -137,6 +150,6 @@ def _bounded(layer, mu, nu, quantity: Any, epsilon: float, query_in_prompt: bool
             log_L = bounds.length_for(
                 lambda log_L: bounds.bound(layer, tokens, queries, quantity=quantity, log_L=log_L), epsilon**2
             )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         return math.nan, str(error)
     return log_L / math.log(10), ""

@@ -94,7 +94,7 @@ def _top(form: Float[np.ndarray, "D D"], S: Float[np.ndarray, "D D"]) -> float:
 
 def breakdown_exponent(spread: float) -> float:
     r"""$c$ of $E\|T_L-T\|^2 = L^{-c+o(1)}$: 1 up to $\theta^2 = \tfrac12$, $\tfrac12(\sqrt{1+4/\theta^2}-1)$ beyond."""
-    return 1.0 if spread <= 0.5 else (math.sqrt(1 + 4 / spread) - 1) / 2
+    return 1.0 if spread <= 0.5 else 2 / (spread * (math.sqrt(1 + 4 / spread) + 1))
 
 
 def exponent(spread: float, rho: float) -> float:
