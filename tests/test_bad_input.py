@@ -9,7 +9,7 @@ import pytest
 
 import largeprompt as lp
 from catalogue import f
-from largeprompt.concentration import deviation, rates
+from largeprompt.concentration import deviation, output_bias, predict, prompt_length_for, rates
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
 
@@ -146,7 +146,7 @@ CASES = {
         "there is nothing to be relative to",
     ),
     "asymptotics of linear attention": (
-        lambda: rates(lp.LinearAttention(I2, I2), GAUSSIAN, [0.0, 0.0]),
+        lambda: output_bias(lp.LinearAttention(I2, I2), GAUSSIAN, [0.0, 0.0]),
         "the layer is linear attention; this holds of softmax attention only",
     ),
     "asymptotics of many heads": (
@@ -191,8 +191,74 @@ CASES = {
         "the sub-Gaussian constant overflows float64",
     ),
     "deviations of one prompt": (
-        lambda: deviation(SOFTMAX, GAUSSIAN, I2, 10, KEY, 1),
+        lambda: deviation(SOFTMAX, GAUSSIAN, I2, 10, "output", KEY, replicates=1),
         "replicates is 1; it must be at least 2",
+    ),
+    "deviations over no length": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, [], "output", KEY),
+        "Ls is empty; it must be prompt lengths, at least one",
+    ),
+    "deviations of the infinite prompt": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, [10, np.inf], "output", KEY),
+        "Ls has inf; prompt lengths are finite whole numbers of at least 1",
+    ),
+    "deviations of a word": (lambda: deviation(SOFTMAX, GAUSSIAN, None, "10", "output", KEY), "Ls has '10'; prompt"),
+    "deviations of prompts of no token": (lambda: predict(SOFTMAX, GAUSSIAN, None, [5, 0], "output"), "Ls has 0;"),
+    "deviations of prompts that nobody draws": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, 10**30, "output", KEY),
+        f"Ls has {10**30}; prompts of up to 2147483647 tokens are drawn, longer ones only predicted",
+    ),
+    "more prompts than can be held": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, "output", KEY, replicates=10**20),
+        f"replicates is {10**20} with 8 queries each; at most 134217728 in all are held",
+    ),
+    "half a query": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, "output", KEY, queries=f(0.5)),
+        "queries is 0.5; it must be a whole number of at least 1",
+    ),
+    "deviations of nothing": (lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, [], KEY), "quantity is empty; it must be"),
+    "deviations of a number": (lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, f(3), KEY), "quantity is 3; it must be"),
+    "deviations of a matrix that is not there": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, "K", KEY),
+        "quantity is 'K'; this layer has output, U, V, gradient",
+    ),
+    "risks beside outputs": (
+        lambda: predict(SOFTMAX, GAUSSIAN, None, 5, ("output", "risk")),
+        "risks are of a task, the others of a law of tokens",
+    ),
+    "deviations of many heads": (
+        lambda: deviation(lp.MultiHead([HEAD]), GAUSSIAN, None, 5, "output", KEY),
+        "the layer is of type MultiHead; it must be one head or a (U, V) form",
+    ),
+    "another sampler": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, "output", KEY, sampler="fast"),
+        "sampler is 'fast'; it must be 'auto' or 'tokens'",
+    ),
+    "deviations at queries of another dimension": (
+        lambda: deviation(SOFTMAX, GAUSSIAN, np.ones((4, 3)), 5, "output", KEY),
+        "nu has shape (4, 3); it must be (any, 2)",
+    ),
+    "predictions at a query of another dimension": (
+        lambda: predict(SOFTMAX, GAUSSIAN, [1.0, 2.0, 3.0], 5, "output"),
+        "nu has shape (1, 3); it must be (any, 2)",
+    ),
+    "predictions at a NaN query": (
+        lambda: predict(SOFTMAX, GAUSSIAN, NAN, 5, "output"),
+        "nu[0, 1] is nan; every entry must be finite",
+    ),
+    "ragged queries": (lambda: predict(SOFTMAX, GAUSSIAN, [[1.0, 2.0], [3.0]], 5, "output"), "nu is not an array"),
+    "a word for queries": (lambda: predict(SOFTMAX, GAUSSIAN, f("ab"), 5, "output"), "nu has entries of type <U2"),
+    "an error of 0": (lambda: prompt_length_for(0.0, SOFTMAX, GAUSSIAN), "epsilon is 0; it must be from 1e-150"),
+    "a negative error": (lambda: prompt_length_for(-1.0, SOFTMAX, GAUSSIAN), "epsilon is -1; it must be from 1e-150"),
+    "a NaN error": (lambda: prompt_length_for(np.nan, SOFTMAX, GAUSSIAN), "epsilon is nan; every entry must be finite"),
+    "an error whose square is no number": (lambda: prompt_length_for(1e300, SOFTMAX, GAUSSIAN), "epsilon is 1e+300;"),
+    "a length for two quantities": (
+        lambda: prompt_length_for(0.1, SOFTMAX, GAUSSIAN, None, f(["output", "U"])),
+        "quantity is ['output', 'U']; a length is of one quantity, such as 'output'",
+    ),
+    "a length that could only be measured": (
+        lambda: prompt_length_for(0.1, SOFTMAX, GAUSSIAN, None, "U", replicates=0),
+        "replicates is 0; where 1/L does not hold the length for U is measured, which takes at least 2",
     ),
 }
 

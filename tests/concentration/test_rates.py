@@ -8,7 +8,7 @@ import pytest
 import catalogue
 import largeprompt as lp
 from largeprompt.concentration import deviation, output_bias, output_covariance, rates
-from largeprompt.concentration._asymptotics import _fourth
+from largeprompt.concentration._asymptotics import fourth
 from significance import assert_close_in_sigmas, assert_mean_is
 
 D = 3
@@ -25,11 +25,11 @@ each_law = pytest.mark.parametrize("mu", SMOOTH.values(), ids=SMOOTH.keys())
 @each_law
 def test_the_fourth_moment_is_that_of_samples(mu):
     """Against the sum over the tokens of a large sample; exactly, where the law is itself a finite prompt."""
-    b, W = 0.3 * catalogue.matrix(3, D), catalogue.covariance(4, D)
-    ours = float(_fourth(mu, jnp.asarray(b), jnp.asarray(W)))
+    b, W, A = 0.3 * catalogue.matrix(3, D), catalogue.covariance(4, D), catalogue.covariance(5, D)
+    ours = float(fourth(mu, jnp.asarray(b), jnp.asarray(A), jnp.asarray(W)))
     exact = isinstance(mu, lp.Empirical)
     y = np.asarray(mu.points if exact else mu.sample(jax.random.key(5), 200_000)) - np.asarray(mu.mean()) + b
-    values = np.sum(y**2, axis=1) * np.einsum("ni,ij,nj->n", y, W, y)
+    values = np.einsum("ni,ij,nj->n", y, A, y) * np.einsum("ni,ij,nj->n", y, W, y)
     if exact:
         np.testing.assert_allclose(ours, np.exp(mu.log_masses()) @ values, rtol=1e-9)
     else:
@@ -55,14 +55,14 @@ def test_gaussian_rates_are_the_closed_forms():
 @pytest.mark.parametrize("name", [name for name in SMOOTH if name != "mixture of kinds"])  # slow to compile
 def test_measured_deviations_are_the_rate_over_the_length(name):
     mu = SMOOTH[name]
-    L, replicates = 4000, 400
-    measured = deviation(ATTENTION, mu, z[None], L, jax.random.key(9), replicates)
+    L, names = 4000, ("output", "V", "U")
+    measured = deviation(ATTENTION, mu, z, L, names, jax.random.key(9), replicates=400)
     predicted = rates(ATTENTION, mu, z)
-    for name in ("output", "V", "U"):
+    for name in names:
         constant = float(getattr(predicted, name))
         # the next order, measured to be below 40/L of the first for these laws
-        stderr = np.hypot(L * float(getattr(measured, f"{name}_stderr")), 40 / L * constant / 5)
-        assert_close_in_sigmas(L * getattr(measured, name), constant, stderr)
+        stderr = np.hypot(L * measured[name].stderr[0], 40 / L * constant / 5)
+        assert_close_in_sigmas(L * measured[name].mean_square[0], constant, stderr)
 
 
 def test_the_covariance_and_bias_of_the_output_are_predicted():
@@ -91,10 +91,7 @@ def test_the_covariance_and_bias_of_the_output_are_predicted():
 def test_output_error_decays_as_one_over_length():
     mu = lp.Rademacher(np.ones(D))
     queries = catalogue.matrix(11, 8, D)
-    lengths = np.array([300, 1000, 3000, 10_000])
-    squares = [
-        float(deviation(ATTENTION, mu, queries, int(L), key, 200).output)
-        for L, key in zip(lengths, jax.random.split(jax.random.key(12), 4), strict=True)
-    ]
-    slope = np.polyfit(np.log(lengths), np.log(squares), 1)[0]
-    assert abs(slope + 1) < 0.1
+    found = deviation(ATTENTION, mu, queries, [300, 1000, 3000, 10_000], "output", jax.random.key(12), replicates=200)
+    fit = found.fit()
+    assert_close_in_sigmas(fit.slope, -1, fit.stderr)
+    assert fit.stderr < 0.03
