@@ -39,7 +39,7 @@ def reproduce(
         parts = {**tables.convergence_numbers(data), "optima": records(least), "flows": records(rungs)}
         print_json(files, parts)
     else:
-        show(tables.convergence_tables(data), width=100)
+        show(tables.convergence_tables(data), width=110)
         show(tables.optima_tables(least))
         show(tables.flow_tables(rungs))
         name_files(files)
