@@ -198,6 +198,15 @@ def test_measured_gaps_of_risks_and_gradients_are_the_predicted_ones(optimum):
     assert_close_in_sigmas(gradient.mean_square, predicted["risk-gradient"].mean_square, error)
 
 
+@pytest.mark.parametrize("optimum", [icl.optimal_linear, icl.optimal_softmax])
+def test_gaps_of_risks_are_their_constant_over_L_past_rounding_too(optimum):
+    """At L = 1e30 both risks are the same number; at 1e12 softmax has not quite set in."""
+    found = predict(optimum(TASK, 50).attention, TASK, None, [10**12, 10**30], "risk")
+    early, late = found.mean_square * [1e24, 1e60] / found.constant
+    assert abs(late - 1) < 1e-12
+    assert abs(early - 1) < 3e-3
+
+
 @pytest.mark.parametrize("query_in_prompt", [False, True])
 def test_what_is_taken_out_of_risks_has_no_mean_and_carries_most_of_the_noise(query_in_prompt):
     layer, L = lp.SoftmaxAttention(0.15 * np.eye(6), np.eye(6)), 200

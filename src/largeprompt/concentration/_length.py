@@ -108,11 +108,11 @@ def _least(at, start: float, target: float, known: bool) -> int | float:
         return 1
     if not known:  # c/L itself
         return start if math.isnan(start) else math.ceil(start / target) if start / target <= LONGEST else math.inf
-    low, high = 0.0, 1.0
+    low, high, longest = 0.0, 1.0, math.log(LONGEST) - 1e-9
     while at(_whole(high)).mean_square[0] > target:
-        low, high = high, 2 * high
-        if high > math.log(LONGEST):
+        if high == longest:
             return math.inf
+        low, high = high, min(2 * high, longest)
     while _whole(high) - _whole(low) > max(1, 1e-4 * _whole(low)):
         middle = (low + high) / 2
         low, high = (low, middle) if at(_whole(middle)).mean_square[0] <= target else (middle, high)

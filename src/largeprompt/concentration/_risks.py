@@ -38,6 +38,7 @@ from ._regime import Regime, breakdown_exponent
 from ._reliability import reliability
 
 _DRAWS = 2**16  # nodes for the gradient of a risk, at most
+_LATE = 1e13  # of lengths
 
 
 def risk_deviation(
@@ -203,8 +204,10 @@ def risk_prediction(
     gaps, errors = zip(*(_gap(layer, task, L, name, key, query_in_prompt) for L in Ls), strict=True)
     constant = math.nan
     if name == "risk":
-        rate = _gap(layer, task, Ls[-1], name, key, False)[0] * Ls[-1] if linear else float(risk_rate(layer, task))
+        rate = _gap(layer, task, 1, name, key, False)[0] if linear else float(risk_rate(layer, task))
         constant = rate**2
+        # so late the difference of the risks is lost to rounding, and all but its first order in 1/L is gone
+        gaps = [rate / L if L > _LATE and math.isfinite(rate) else gap for gap, L in zip(gaps, Ls, strict=True)]
     squares = np.square(gaps)
     return Prediction(
         quantity=name,
