@@ -183,7 +183,7 @@ def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[fl
 
     The first is that at which the tilted prompt is worth one token, $e^{Λ(2θ)-2Λ(θ)}$, at the queries that make the
     constant (its weighted median). The second is exact for the output on Gaussian tokens, and else guessed from the
-    size of the next order.
+    size of the next order, which for heavy tails is too soon.
     """
     if nodes is None:  # under e^ν the queries are wider: ν there has the mean Σ λ/(1-2λ)
         U, Gamma, S = (np.asarray(a, float) for a in (attention.U, mu.Gamma, nu.Gamma))
@@ -195,22 +195,37 @@ def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[fl
         weights = nodes.weights * (np.ones(len(nodes.z)) if constant.values is None else constant.values)
         dominated, guess = (_weighted_median(np.exp(np.minimum(s, 690.0)), weights) for s in scores)
         guess *= _SECOND / _CLOSE
-    if isinstance(mu, Gaussian) and not form.slopes:
+    if not isinstance(mu, Gaussian):
+        return dominated, max(1.0, guess)
+    # that of a slope is no sooner than that of the output behind it
+    behind = Form(form.slopes[0].B, ()) if form.slopes else form
+    if not form.slopes:
+        level = constant.value
+    elif nodes is None:
+        level = gaussian_constant(attention, mu, nu, behind)
+    else:
+        level = nodes.average(constants_at(attention, mu, behind, nodes.z)).value
+    if not level > 0:
+        return dominated, 1.0
 
-        def ratio(log_L: float) -> float:
-            L = math.exp(log_L)
-            return exact_mean_square(attention, mu, nu, form, round(L), nodes).value * round(L) / constant.value
+    def ratio(log_L: float) -> float:
+        L = round(math.exp(log_L))
+        return exact_mean_square(attention, mu, nu, behind, L, nodes).value * L / level
 
-        return dominated, _onset(ratio) if constant.value > 0 else 1.0
-    return dominated, max(1.0, guess)
+    onset = _onset(ratio, math.log(max(guess, 1.0)))
+    return dominated, max(onset, guess) if form.slopes else onset
 
 
-def _onset(ratio) -> float:
-    low, high = 0.0, math.log(LONGEST)
-    if abs(ratio(high) - 1) > _CLOSE:
-        return math.inf
-    while high - low > 0.02:
-        middle = (low + high) / 2
+def _onset(ratio, guess: float) -> float:
+    """Where a ratio that tends to 1 comes near it, in ln L: bracketed from the guess on, then by bisection."""
+    longest = math.log(LONGEST)
+    low, high = 0.0, min(guess, longest)
+    while abs(ratio(high) - 1) > _CLOSE:
+        if high == longest:
+            return math.inf
+        low, high = high, min(high + 4, longest)
+    while high - low > 0.1:
+        middle = max((low + high) / 2, high - 4)
         low, high = (low, middle) if abs(ratio(middle) - 1) <= _CLOSE else (middle, high)
     return math.exp(high)
 

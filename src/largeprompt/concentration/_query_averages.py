@@ -133,7 +133,9 @@ def exact_mean_square(
         root = vectors * np.sqrt(np.maximum(values, 0))
         weights, axes = np.linalg.eigh(root.T @ U.T @ Gamma @ U @ root)
         inner = Gamma @ U @ root @ axes
-        averages = quadratic_form_averages(weights, lambda scores: np.stack(_parts(moments, scores)))
+        # beyond it lies less than 1e-17/L, and the error at a query is never more than its scores' size
+        reach = math.sqrt(2 * math.log(L) + 80) if math.inf > L else 9.5
+        averages = quadratic_form_averages(weights, lambda scores: np.stack(_parts(moments, scores)), reach)
         if averages is not None:
             mean, squares = averages
             value = width * mean[0] + np.einsum("ij,ik,kj->j", inner, M, inner) @ squares[1]
