@@ -76,7 +76,7 @@ def test_other_seeds_and_lengths_have_other_prompts():
 @pytest.mark.parametrize("L", [1, 2, 40])
 @pytest.mark.parametrize("beta", [0.0, 0.7, 3.0, 1e3])
 def test_weights_have_their_exact_moments(beta, L):
-    """Σa² and (Σag - β)² have the means Q and Dv; across the scores, tokens are standard normal whatever the weights."""
+    """Σa² and (Σag - β)² have the means Q and Dv; across the scores, tokens are normal whatever the weights."""
     b, k = 40_000, 2
     n = sum_count(k, True)
     sums = gaussian_prompt_sums(np.full(b, beta), L, k, SEED, products=True)

@@ -47,7 +47,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(lengths=(10, 1000), replicates=100),
+    "smoke": Settings(lengths=(20, 60), replicates=100),
     "quick": Settings(lengths=(10, 30, 100, 300, 1000, 3000, 10_000), replicates=600),
 }
 
