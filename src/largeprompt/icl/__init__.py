@@ -28,6 +28,7 @@ from ._optimal_softmax import SoftmaxOptimum as SoftmaxOptimum
 from ._optimal_softmax import optimal_softmax as optimal_softmax
 from ._regression import LinearRegression as LinearRegression
 from ._regression import RegressionOn as RegressionOn
+from ._regression import root as root
 from ._risk import risk as risk
 from ._risk import risk_function as risk_function
 from ._risk import risk_gradient as risk_gradient

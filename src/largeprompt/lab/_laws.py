@@ -12,8 +12,7 @@ import numpy as np
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, Head, attention_of
-from largeprompt.icl import LinearRegression
-from largeprompt.icl._regression import root
+from largeprompt.icl import LinearRegression, root
 from largeprompt.measures import (
     AbstractMeasure,
     Affine,

@@ -25,14 +25,16 @@ from largeprompt.measures import AbstractMeasure, Cube, Gaussian, Mixture, Radem
 
 QUANTITIES = ("output", "V", "U")
 UNSCALED = "KMS, unscaled"
+LAWS = ("Gaussian", "KMS", "mixture", "Rademacher", "cube", "sphere", UNSCALED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is measured: prompt lengths, prompts a length, token dimension and seed."""
+    """What is measured: laws by name, prompt lengths, prompts a length, token dimension and seed."""
 
     lengths: tuple[int, ...]
     replicates: int
+    laws: tuple[str, ...] = LAWS
     dim: int = 6
     seed: int = 0
 
@@ -40,6 +42,8 @@ class Settings:
         lengths = [checks.prompt_length(L) for L in self.lengths]
         if len(lengths) < 2 or any(isinstance(L, float) for L in lengths) or sorted(set(lengths)) != lengths:
             raise ValueError(f"lengths is {self.lengths}; it must be two or more finite lengths in increasing order")
+        if not self.laws or not set(self.laws) <= set(LAWS):
+            raise ValueError(f"laws is {self.laws}; it must be some of {', '.join(LAWS)}")
         checks.count("replicates", self.replicates, at_least=2)
         checks.count("dim", self.dim)
         if checks.count("seed", self.seed, at_least=0) >= 2**32:
@@ -47,16 +51,17 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings(lengths=(20, 60), replicates=100),
+    "smoke": Settings(lengths=(20, 60), replicates=100, laws=("Gaussian", "Rademacher", UNSCALED)),
     "quick": Settings(lengths=(10, 30, 100, 300, 1000, 3000, 10_000), replicates=600),
 }
 
 
-def laws(dim: int) -> dict[str, AbstractMeasure]:
+def laws(settings: Settings) -> dict[str, AbstractMeasure]:
     """Centred laws, each coordinate of variance one."""
+    dim = settings.dim
     centre, eye = jnp.full(dim, math.sqrt(0.5)), jnp.eye(dim)
     correlated = Gaussian(jnp.zeros(dim), kms(dim))
-    return {
+    known = {
         "Gaussian": Gaussian(jnp.zeros(dim), eye),
         "KMS": correlated,
         "mixture": Mixture([0.5, 0.5], [Gaussian(sign * centre, 0.5 * eye) for sign in (1.0, -1.0)]),
@@ -65,6 +70,7 @@ def laws(dim: int) -> dict[str, AbstractMeasure]:
         "sphere": Sphere(math.sqrt(dim), dim),
         UNSCALED: correlated,
     }
+    return {name: known[name] for name in settings.laws}
 
 
 def attention(settings: Settings, name: str) -> SoftmaxAttention:
@@ -75,13 +81,13 @@ def attention(settings: Settings, name: str) -> SoftmaxAttention:
 
 def steps(settings: Settings) -> Iterator[tuple[str, int]]:
     """The measurements, in the order in which they are made."""
-    return ((name, L) for name in laws(settings.dim) for L in settings.lengths)
+    return ((name, L) for name in laws(settings) for L in settings.lengths)
 
 
 def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, L: None) -> xr.Dataset:
     """Measured, predicted and bounded, by law, quantity and length; `done` hears of each measurement's end."""
     began = time.perf_counter()
-    known = laws(settings.dim)
+    known = laws(settings)
     curves: dict[str, Any] = {
         "mean_square": "mean squared deviation from the infinite prompt",
         "stderr": "its standard error over prompts",
@@ -127,7 +133,7 @@ def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, 
         | {"regime": ("law", regimes)},
         coords={"law": list(known), "quantity": list(QUANTITIES), "L": np.asarray(settings.lengths)},
         attrs={
-            **{k: v for k, v in dataclasses.asdict(settings).items() if k != "lengths"},
+            **{k: v for k, v in dataclasses.asdict(settings).items() if k not in ("lengths", "laws")},
             "paper": "arXiv:2512.11784, Propositions 3.1 and 3.4",
             "seconds": time.perf_counter() - began,
         },

@@ -35,7 +35,7 @@ def test_reproduce_writes_its_files_and_prints_its_numbers(tmp_path):
     assert {path.name for path in out.iterdir()} == FILES
     numbers = json.loads(run.stdout)
     rows = numbers["deviations"]
-    assert len(rows) == 7 * 3 * 2
+    assert len(rows) == 3 * 3 * 2
     assert all(np.isfinite(row["mean_square"]) and row["stderr"] > 0 for row in rows)
     data = xr.load_dataset(out / "convergence.nc", engine="scipy")
     point = data.sel(law=rows[0]["law"], quantity=rows[0]["quantity"], L=rows[0]["L"])
