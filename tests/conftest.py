@@ -3,7 +3,7 @@
 import os
 
 # Nearly all of the time goes into compiling what is then run once or twice: without XLA's optimiser and its newer code
-# generator, on one thread, that is three times faster. The tests of the command line run in processes without this.
+# generator, on one thread, that is three times faster.
 COMPILE_FAST = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST}".strip()
 

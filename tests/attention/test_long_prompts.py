@@ -20,7 +20,7 @@ def plain(U, points, queries):
     return jax.nn.softmax(queries @ U.T @ points.T) @ points @ V.T
 
 
-@pytest.mark.parametrize(("L", "queries"), [(1_200_001, 1), (150_001, 40)])
+@pytest.mark.parametrize(("L", "queries"), [(300_001, 1), (150_001, 40)])
 def test_a_long_prompt_agrees_with_the_plain_softmax(L, queries):
     points, Q = catalogue.matrix(2, L, D), catalogue.matrix(3, queries, D)
     np.testing.assert_allclose(output(U, points, Q), plain(U, points, Q), rtol=1e-10, atol=1e-10)

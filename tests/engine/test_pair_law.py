@@ -1,6 +1,6 @@
 """Batch gradients of the fused engine have the law of the reference's: a softmax and a linear layer, and linear alone.
 
-A softmax layer alone has the very gradients it has beside a linear one (test_gradients.py). Some 90,000 comparisons at
+A softmax layer alone has the very gradients it has beside a linear one. Some 90,000 comparisons at
 five standard errors: a false alarm in twenty sets of keys if all were normal; the keys are fixed.
 """
 
@@ -34,6 +34,14 @@ def reference(name: str) -> np.ndarray:
 def test_gradients_of_a_pair_have_the_mean_and_the_covariances_of_the_reference(name):
     case = CASES[name]
     assert_same_moments(fused_gradients(training(case), case.layers, N), reference(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_softmax_attention_has_the_same_gradients_alone_and_beside_a_linear_layer(name):
+    case = CASES[name]
+    alone = fused_gradients(training(case, 70), case.layers[:1], 2)
+    beside = fused_gradients(training(case, 70), case.layers, 2)[:, : alone.shape[1]]
+    np.testing.assert_allclose(beside, alone, rtol=1e-5, atol=1e-5 * np.abs(alone).max())
 
 
 @pytest.mark.parametrize("name", ALONE)
