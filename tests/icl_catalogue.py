@@ -108,3 +108,11 @@ def token_covariance(task: LinearRegression, W: np.ndarray) -> np.ndarray:
     C[..., d:, :d] = W @ C[..., :d, :d]
     C[..., d:, d:] = np.sqrt(float(task.noise)) * np.eye(k)
     return C @ C.swapaxes(-1, -2)
+
+
+def aligned(A, r, task) -> tuple[np.ndarray, np.ndarray]:
+    """U and V of a layer with P = C = 0."""
+    d, k = task.d, task.targets
+    U, V = np.zeros((d + k, d + k)), np.zeros((k, d + k))
+    U[:d, :d], V[:, d:] = A, r
+    return U, V

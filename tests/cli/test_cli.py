@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from largeprompt import cli
-
 FILES = {
     f"{stem}.{suffix}" for stem in ("convergence", "optima", "flows") for suffix in ("svg", "pdf", "png", "csv", "nc")
 }
@@ -37,14 +35,14 @@ def test_reproduce_writes_its_files_and_prints_its_numbers(tmp_path):
     numbers = json.loads(run.stdout)
     rows = numbers["deviations"]
     assert len(rows) == 3 * 3 * 2
-    assert all(np.isfinite(row["mean_square"]) and row["stderr"] > 0 for row in rows)
+    assert all(np.isfinite(row["measured"]) and row["stderr"] > 0 for row in rows)
     data = xr.load_dataset(out / "convergence.nc", engine="scipy")
     point = data.sel(law=rows[0]["law"], quantity=rows[0]["quantity"], L=rows[0]["L"])
-    assert float(point.mean_square) == rows[0]["mean_square"]
+    assert float(point.measured) == rows[0]["measured"]
     signs = data.sel(law="Rademacher", L=60)
-    z = (signs.mean_square - signs.predicted) / signs.stderr
+    z = (signs.measured - signs.predicted) / signs.stderr
     assert float(np.abs(z).max()) < 5
-    assert "mean_square" in (out / "convergence.csv").read_text().splitlines()[0]
+    assert "measured" in (out / "convergence.csv").read_text().splitlines()[0]
     for row in numbers["optima"]["rows"]:
         assert row["floor"] < row["Bayes"] < row["linear"] < row["softmax"]
     flows = xr.load_dataset(out / "flows.nc", engine="scipy")
@@ -58,20 +56,6 @@ def test_what_a_user_did_wrong_is_one_line():
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr == "largeprompt: preset is 'huge'; it must be one of smoke, quick\n"
-
-
-@pytest.fixture
-def inside(monkeypatch, capsys, tmp_path):
-    """The command line without a process of its own, which takes seconds to start: exit code, output, errors."""
-
-    def run(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -95,26 +79,26 @@ def inside(monkeypatch, capsys, tmp_path):
         (("flows", "--out", "/dev/null/here"), "/dev/null"),
     ],
 )
-def test_wrong_tasks_and_lengths_are_one_line(arguments, message, inside):
-    code, output, errors = inside(*arguments)
+def test_wrong_tasks_and_lengths_are_one_line(arguments, message, command):
+    code, output, errors = command(*arguments)
     assert code == 2
     assert message in errors
     assert errors.count("\n") == 1
     assert output == ""
 
 
-def test_an_unknown_option_is_refused_without_a_traceback(inside):
-    code, _, errors = inside("reproduce", "--lenghts", "3")
+def test_an_unknown_option_is_refused_without_a_traceback(command):
+    code, _, errors = command("reproduce", "--lenghts", "3")
     assert code == 2
     assert "Traceback" not in errors
     assert "--lenghts" in errors
 
 
-def test_help_and_version(inside):
-    code, output, _ = inside("--help")
+def test_help_and_version(command):
+    code, output, _ = command("--help")
     assert code == 0
     assert "reproduce" in output
-    code, output, _ = inside("--version")
+    code, output, _ = command("--version")
     assert code == 0
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", output)
 

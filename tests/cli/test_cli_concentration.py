@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,26 +13,13 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from largeprompt import cli, lab
+from largeprompt import lab
 from largeprompt.cli import _concentration
 from largeprompt.paper import concentration as told
+from largeprompt.paper.drawing import save
 
 FILES = {f"concentration.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
 SMALL = ("--d", "2", "--L", "4,16", "--replicates", "40", "--layer", "identity:0.3")
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """The command line without a process of its own: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 def strict(text):
@@ -311,12 +297,10 @@ def dataset(quantities=("output",), lengths=(10, 100, 1000), **changes):
         "predicted_stderr": 0 * curve,
         "bound_log10": np.tile(1 - np.log10(L) / 3, (count, 1)),
     }
+    scalars = {"slope": -1.0, "slope_stderr": 0.03, "predicted_slope": -0.9, "ratio": 1.02, "ratio_stderr": 0.01}
+    scalars |= {"constant": 2.0, "exponent": 1.0, "onset": 30.0}
     numbers = {
-        **{
-            name: np.full(count, value)
-            for name, value in (("slope", -1.0), ("slope_stderr", 0.03), ("predicted_slope", -0.9))
-        },
-        **{name: np.full(count, value) for name, value in (("constant", 2.0), ("exponent", 1.0), ("onset", 30.0))},
+        **{name: np.full(count, value) for name, value in scalars.items()},
         "regime": np.full(count, "falls as 1/L [θ² = 0.2]"),
         "method": np.full(count, "delta method"),
         "note": np.full(count, ""),
@@ -338,13 +322,15 @@ def dataset(quantities=("output",), lengths=(10, 100, 1000), **changes):
 DATASETS = {
     "plain": dataset(),
     "many quantities": dataset(("output", "V", "U", "K", "Q", "O", "gradient")),
-    "one length": dataset(lengths=(50,), slope=math.nan, slope_stderr=math.nan),
+    "one length": dataset(lengths=(50,), slope=math.nan, slope_stderr=math.nan, ratio=math.nan),
     "far bounds": dataset(("output", "V"), bound_log10=[20.0, 19.9, 19.8]),
     "bounds beyond floats": dataset(bound_log10=4000.0),
     "refused bounds": dataset(bound_log10=math.nan, bound_name="", bound_refusal="tokens have the mean [1, 2]"),
     "some untrusted": dataset(trusted=[True, False, False], needed=[100.0, 5e7, math.inf]),
     "none trusted": dataset(trusted=False, needed=math.inf, slope=math.nan, constant=math.inf, onset=math.nan),
-    "no prediction": dataset(predicted=math.nan, predicted_stderr=math.nan, constant=math.nan, exponent=math.nan),
+    "no prediction": dataset(
+        predicted=math.nan, predicted_stderr=math.nan, ratio=math.nan, constant=math.nan, exponent=math.nan
+    ),
     "asymptote alone": dataset(exact=False, note="it may be infinite"),
     "no deviation": dataset(measured=0.0, stderr=0.0, low=0.0, high=0.0, q05=0.0, q50=0.0, q95=0.0, predicted=0.0),
     "risks": dataset(("risk", "risk-gradient"), gap=[[-0.1, 0.01, 0.001]], gap_stderr=0.002, bound_log10=30.0),
@@ -353,8 +339,10 @@ DATASETS = {
 
 @pytest.mark.parametrize("data", DATASETS.values(), ids=DATASETS)
 def test_every_result_is_drawn_and_told(data, tmp_path):
-    told.picture(data).savefig(tmp_path / "picture.svg")
-    assert (tmp_path / "picture.svg").stat().st_size > 0
+    files = [tmp_path / name for name in ("picture.svg", "again.svg")]
+    for file in files:
+        save(told.picture(data), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
     console = Console(width=100, record=True, file=io.StringIO())
     for part in told.tables(data):
         console.print(part)
@@ -369,6 +357,7 @@ def test_what_is_not_to_be_trusted_is_marked_with_what_would_do():
     assert "* not to be trusted: 200 prompts are too few at L = 100; about 5.0e7 would do" in lines
     assert "* not to be trusted: no number of prompts would do at L = 1000" in lines
     assert "slope -1.000 ± 0.030, predicted -0.900 at these L, -1 for large L" in lines
+    assert "measured over predicted 1.020 ± 0.010" in lines
     assert "falls as 1/L [θ² = 0.2]" in lines
     assert "no bound: tokens have the mean [1, 2]" in "\n".join(
         str(part) for part in told.tables(DATASETS["refused bounds"])

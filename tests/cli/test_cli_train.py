@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import xarray as xr
 from rich.console import Console
 
 import stand_in
-from largeprompt import cli, engine, lab
+from largeprompt import engine, lab
 from largeprompt.cli import _bars
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01")
@@ -24,19 +23,6 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
     monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
-
-
-def largeprompt(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr()
-    return end.value.code, printed.out, printed.err
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    return lambda *arguments: largeprompt(capsys, monkeypatch, *arguments)
 
 
 def test_train_runs_a_sweep_once_and_tells_it_as_json(command):

@@ -1,5 +1,8 @@
 """Measured deviations: the forms against Jacobians, prompts against attention on the same tokens, samplers in law."""
 
+import dataclasses
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +11,13 @@ from scipy import stats
 
 import catalogue
 import largeprompt as lp
-from largeprompt.concentration import Deviation, deviation, fit_power_law
+from largeprompt.concentration import Deviation, compare, deviation, fit_power_law, predict
 from largeprompt.concentration._gaussian_prompts import GaussianPrompts
 from largeprompt.concentration._prompts import limit, prompt_sums, reading, softmax_reading, squares
 from largeprompt.concentration._quantities import forms
 from largeprompt.concentration._query_draws import PlainQueries, WiderQueries, query_draws
 from largeprompt.concentration._reliability import reliability, tail_index
+from refusals import assert_refused
 from significance import SIGMAS, assert_close_in_sigmas, assert_mean_is
 
 FALSE_ALARM = 2 * stats.norm.sf(SIGMAS)
@@ -332,6 +336,41 @@ WRONG_CURVES = {
 
 @pytest.mark.parametrize(("message", "curve"), WRONG_CURVES.items())
 def test_curves_without_a_rate_are_refused(message, curve):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        fit_power_law(*curve)
-    assert message in str(caught.value)
+    assert_refused(lambda: fit_power_law(*curve), message)
+
+
+def test_a_curve_is_compared_with_its_prediction_over_its_longer_half():
+    """A measured curve above a prediction that falls as L^-0.8; what is below the middle length does not count."""
+    mu, L = lp.Gaussian(np.zeros(D), np.eye(D)), np.array([10, 20, 40, 80, 160, 320])
+    measured = deviation(SOFTMAX, mu, None, L, "output", jax.random.key(0), replicates=2000)
+    line = 2.0 * L**-0.8
+    truth = dataclasses.replace(predict(SOFTMAX, mu, None, L, "output"), mean_square=np.where(L >= 80, line, 7.0))
+    square = line * np.array([9, 9, 9, 1.03, 1.06, 1.03])  # symmetric: the slope stays
+    error = square * np.array([0.1, 0.1, 0.1, 0.1, 0.2, 0.1])
+    trusted = np.array([True] * 4 + [False, True])
+    curve = dataclasses.replace(measured, mean_square=square, stderr=error, trusted=trusted)
+    found = compare(curve, truth)
+    np.testing.assert_allclose([found.slope, found.predicted_slope, found.ratio], [-0.8, -0.8, 1.04], rtol=1e-9)
+    np.testing.assert_allclose(found.fitted, 2 * np.exp((8 * np.log(1.03) + np.log(1.06)) / 9), rtol=1e-9)
+    np.testing.assert_allclose(found.slope_stderr, 0.1 / (np.sqrt(2) * np.log(2)), rtol=1e-9)
+    np.testing.assert_allclose(found.ratio_stderr, np.linalg.norm([0.103, 0.212, 0.103]) / 3, rtol=1e-9)
+    alone = compare(curve, None)
+    assert (alone.slope, np.isnan(alone.ratio), np.isnan(alone.predicted_slope)) == (found.slope, True, True)
+    assert np.isnan(compare(dataclasses.replace(curve, trusted=L == 80), truth).slope)
+
+
+def test_heavy_tails_do_not_pull_the_ratio_to_the_prediction_down():
+    """Past the threshold, where a mean weighed by the measured errors comes out five per cent low, eight errors."""
+    mu, layer = lp.Gaussian(np.zeros(1), np.eye(1)), lp.SoftmaxAttention([[0.85]], [[1.0]])
+    L = [300, 1000, 3000]
+    predicted = predict(layer, mu, None, L, "output")
+    ratios, errors = [], []
+    for seed in range(120):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some points are not to be trusted
+            measured = deviation(layer, mu, None, L, "output", jax.random.key(seed), replicates=600)
+        found = compare(dataclasses.replace(measured, trusted=np.ones(3, bool)), predicted)
+        ratios.append(found.ratio)
+        errors.append(found.ratio_stderr)
+    assert_mean_is(np.array(ratios), 1.0)
+    assert 0.6 < np.std(ratios) / np.mean(errors) < 1.6

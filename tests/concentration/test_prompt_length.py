@@ -93,5 +93,5 @@ def test_the_bound_is_refused_with_its_reason_where_it_does_not_hold():
     assert math.isnan(found.bound_log10_L)
     assert "for centred queries" in found.bound_refusal
     within = prompt_length_for(0.5, LAYER, MU, query_in_prompt=True, replicates=400)
-    assert "outside of the prompt" in within.bound_refusal
+    assert "outside of its prompt" in within.bound_refusal
     assert within.measured <= 0.25 + 5 * within.measured_stderr

@@ -1,7 +1,7 @@
-"""The application, its two streams, and the options that several commands have."""
+"""The application, its two streams, and the options that several commands have, with their values."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,16 @@ Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:
 Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
 Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths, separated by commas.")]
+
+
+def value(text: str) -> Any:
+    """A number where it is one, else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _show_version(wanted: bool) -> None:

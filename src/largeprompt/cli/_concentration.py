@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app
-from ._output import name_files, print_json, progress, show, write
+from ._app import Json, Out, app, value
+from ._output import name_files, part_done, print_json, progress, rows, show, write
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from largeprompt.lab import Study
 
 Text = str | None
@@ -66,30 +64,18 @@ def concentration(
     from largeprompt.paper import concentration as told
 
     out.mkdir(parents=True, exist_ok=True)
-    # each length also pays for a share of the compilation, about as long as a thousand tokens a prompt take
-    work: dict[Any, int] = {length: 1000 + length for length in study.lengths}
-    work |= dict.fromkeys(study.quantities, 3000)
+    work = study.work
     with progress("measuring", sum(work.values())) as done:
-        data = study.carry_out(lambda part: done(_done(part), work[part]))
+        data = study.carry_out(lambda part: done(part_done(part), work[part]))
     files = write(out, "concentration", told.picture(data), data)
     if as_json:
-        print_json(files, {"settings": data.attrs, "rows": _rows(data, True), "quantities": _rows(data, False)})
+        print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
     else:
         show(told.tables(data), width=100)
         name_files(files)
 
 
 _SETTINGS = set(concentration.__annotations__) - {"config", "out", "as_json", "return"}
-
-
-def _done(part: int | str) -> str:
-    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
-
-
-def _rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
-    """What depends on the length, or what does not, for JSON."""
-    names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
-    return data[names].to_dataframe().reset_index().to_dict(orient="records")
 
 
 @app.command("prompt-length")
@@ -129,14 +115,10 @@ def prompt_length(
     if as_json:
         names = ("epsilon", "L", "method", "checked", "measured", "measured_stderr", "bound_log10_L", "bound_refusal")
         regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
-        told = {name: _plain(getattr(found, name)) for name in names}
+        told = {name: getattr(found, name) for name in names}
         print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": {"toml": study.as_toml()}})
     else:
         show(prompt_length_lines(found, notes))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def _positive(name: str, text: str) -> float:
@@ -154,7 +136,7 @@ def _study(config: Path | None, given: dict[str, Any], one: bool = False) -> "St
     from largeprompt import lab
 
     settings = lab.read_toml(config) if config is not None else {}
-    numbers = {name: _value(given[name]) for name in ("replicates", "seed") if name in given}
+    numbers = {name: value(given[name]) for name in ("replicates", "seed") if name in given}
     texts = {name: given[name] for name in ("L", "quantity") if name in given}
     settings |= numbers | texts
     if given.get("query_in_prompt"):
@@ -194,11 +176,11 @@ def _law(table: Any, given: dict[str, Any]) -> Any:
         found = {key: value for key, value in found.items() if key not in ("scale", "half_width", "radius")}
         found[covariance] = _covariance(given["sigma"], "sigma")
     if "d" in given or (fresh and isinstance(found.get(covariance, ""), str)):
-        found[size] = _value(given.get("d", "5"))
+        found[size] = value(given.get("d", "5"))
     if "noise" in given:
         if kind != "regression":
             raise ValueError(f"--noise is {given['noise']!r}; tokens of kind {kind!r} have no labels")
-        found["noise"] = _value(given["noise"])
+        found["noise"] = value(given["noise"])
     if "query_sigma" in given and kind == "regression":
         found["query_sigma"] = _covariance(given["query_sigma"], "query_sigma")
     return found
@@ -218,20 +200,11 @@ def _layer(table: Any, given: dict[str, Any]) -> Any:
         if text is not None and text.endswith(".npz"):
             table = {"file": str(Path(text).absolute())}
         elif kind == "pytorch":
-            table = {"init": "pytorch", "seed": _value(argument or "0")}
+            table = {"init": "pytorch", "seed": value(argument or "0")}
         elif kind == "identity" and argument:
-            table = {"init": "identity", "scale": _value(argument)}
+            table = {"init": "identity", "scale": value(argument)}
         else:
             raise ValueError(f"--layer is {text!r}; it must be pytorch, pytorch:SEED, identity:SCALE or FILE.npz")
     if "attention" in given and isinstance(table, Mapping):
         return {**table, "kind": given["attention"]}
     return table
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

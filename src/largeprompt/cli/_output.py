@@ -27,11 +27,10 @@ def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
 def write(out: Path, stem: str, figure, data: xr.Dataset) -> list[Path]:
     """Write a figure and its data in every format, each file at once."""
     from largeprompt.lab import replacing
+    from largeprompt.paper.drawing import save
 
     writers = {
-        ".svg": lambda path: figure.savefig(path, metadata={"Date": None}),
-        ".pdf": lambda path: figure.savefig(path, metadata={"CreationDate": None}),
-        ".png": lambda path: figure.savefig(path, dpi=200),
+        **{suffix: lambda path: save(figure, path) for suffix in (".svg", ".pdf", ".png")},
         ".csv": lambda path: data.to_dataframe().to_csv(path),
         ".nc": lambda path: data.to_netcdf(path, engine="scipy"),
     }
@@ -45,6 +44,17 @@ def write(out: Path, stem: str, figure, data: xr.Dataset) -> list[Path]:
 def records(data: xr.Dataset) -> dict:
     """A dataset for JSON."""
     return {"settings": data.attrs, "rows": data.to_dataframe().reset_index().to_dict(orient="records")}
+
+
+def rows(data: xr.Dataset, by_length: bool) -> list[dict]:
+    """What depends on the length, or what does not, for JSON."""
+    names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
+    return data[names].to_dataframe().reset_index().to_dict(orient="records")
+
+
+def part_done(part: int | str) -> str:
+    """A part of a study, for its progress."""
+    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
 
 
 def print_json(files: list[Path], numbers: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import typer
 import xarray as xr
 
 from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
-from ._output import name_files, print_json, progress, records, show, write
+from ._output import name_files, part_done, print_json, progress, records, rows, show, write
 
 
 @app.command()
@@ -26,18 +26,17 @@ def reproduce(
     settings = dataclasses.replace(convergence.PRESETS[preset], seed=seed)
     in_context = learning.PRESETS[preset]
     out.mkdir(parents=True, exist_ok=True)
-    # Each measurement also pays for compilation, about as long as a thousand tokens a prompt take.
-    work = {step: 1000 + step[1] for step in convergence.steps(settings)}
-    with progress("measuring", sum(work.values())) as done:
-        data = convergence.measure(settings, lambda name, L: done(f"measured {name}, L = {L}", work[name, L]))
+    work = {name: study.work for name, study in convergence.studies(settings).items()}
+    with progress("measuring", sum(sum(shares.values()) for shares in work.values())) as done:
+        data = convergence.measure(settings, lambda name, part: done(f"{name}: {part_done(part)}", work[name][part]))
     files = write(out, "convergence", drawing.convergence(data), data)
     least = _optima(in_context)
     files += write(out, "optima", drawing.optima(least), least)
     rungs = _flows(in_context)
     files += write(out, "flows", drawing.ladder(rungs), rungs)
     if as_json:
-        parts = {**tables.convergence_numbers(data), "optima": records(least), "flows": records(rungs)}
-        print_json(files, parts)
+        studied = {"settings": data.attrs, "deviations": rows(data, True), "rates": rows(data, False)}
+        print_json(files, {**studied, "optima": records(least), "flows": records(rungs)})
     else:
         show(tables.convergence_tables(data), width=110)
         show(tables.optima_tables(least))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, errors, screen
+from ._app import Json, Out, app, errors, screen, value
 from ._output import name_files, print_json, progress, show, write
 
 if TYPE_CHECKING:
@@ -116,17 +116,8 @@ _SETTINGS = set(train.__annotations__) - {
 def _parsed(name: str, text: str) -> Any:
     """A value, or with commas a list of them; the numbers of `diagonal:1,2` stay together."""
     parts = re.split(r",(?=\s*[a-zA-Z./])" if name in _COVARIANCES else ",", text)
-    values = [_value(part.strip()) for part in parts]
+    values = [value(part.strip()) for part in parts]
     return values if len(values) > 1 or name == "record" else values[0]
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _carried_out(runs: "tuple[Run, ...]", store: "Store", jobs: int, checkpoint: float, expected: "Forecast") -> list:

@@ -1,7 +1,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -10,15 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
-from largeprompt.icl import AbstractTask
-from largeprompt.measures import AbstractMeasure, Empirical
+from largeprompt.measures import Empirical
 
 from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
 from ._prompts import batch_for, chunk_for, squares
-from ._quantities import OF_RISK, Form, chosen, forms, laws, lengths, stand_in_size
+from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths, stand_in_size
 from ._query_draws import query_draws
 from ._reliability import interval, reliability
 
@@ -50,10 +48,10 @@ class Deviation(eqx.Module):
     tail: Float[np.ndarray, " k"]
     needed: Float[np.ndarray, " k"]
     trusted: Bool[np.ndarray, " k"]
-    gap: Float[np.ndarray, " k"] | None
-    gap_stderr: Float[np.ndarray, " k"] | None
     replicates: int = eqx.field(static=True)
     method: str = eqx.field(static=True)
+    gap: Float[np.ndarray, " k"] | None = None
+    gap_stderr: Float[np.ndarray, " k"] | None = None
     levels: tuple[float, ...] = eqx.field(static=True, default=LEVELS)
 
     def fit(self, at_least: float = 0) -> RateFit:
@@ -63,9 +61,6 @@ class Deviation(eqx.Module):
 
 
 Done = Callable[[int], None]
-Tokens = AbstractMeasure | AbstractTask
-Several = list[str] | tuple[str, ...]
-Queries = AbstractMeasure | Numbers | None
 
 
 @overload
@@ -140,8 +135,6 @@ def deviation(
 
         found = risk_deviation(layer, mu, nu, Ls, names, key, replicates, query_in_prompt, done)
     else:
-        if isinstance(mu, AbstractTask):
-            raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
         found = _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, done)
     for result in found.values():
         _warn(result)
@@ -211,34 +204,34 @@ def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, quer
 
 def summary(name: str, Ls: Sequence[int], curves: Sequence[tuple[np.ndarray, np.ndarray]], method: str) -> Deviation:
     """The curve of one quantity from its squares and their weights, prompts in rows."""
-    columns = []
+    points = []
     for L, (values, weights) in zip(Ls, curves, strict=True):
-        if not np.isfinite(values).all():
-            raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
+        refuse_overflow(name, L, values)
         of_prompts = (weights * values).mean(axis=1)
-        trust = reliability(of_prompts)
-        error = of_prompts.std(ddof=1) / math.sqrt(len(of_prompts))
-        columns.append((of_prompts.mean(), error, *interval(of_prompts, L), _quantiles(values, weights), *trust))
-    mean, error, low, high, quantiles, effective, tail, needed, trusted = (
-        np.array(column) for column in zip(*columns, strict=True)
-    )
-    return Deviation(
-        quantity=name,
-        L=np.array(Ls),
-        mean_square=mean,
-        stderr=error,
-        low=low,
-        high=high,
-        quantiles=quantiles,
-        effective=effective,
-        tail=tail,
-        needed=needed,
-        trusted=trusted,
-        gap=None,
-        gap_stderr=None,
-        replicates=len(curves[0][0]),
-        method=method,
-    )
+        low, high = interval(of_prompts, L)
+        points.append(
+            reliability(of_prompts)._asdict()
+            | {
+                "mean_square": of_prompts.mean(),
+                "stderr": of_prompts.std(ddof=1) / math.sqrt(len(of_prompts)),
+                "low": low,
+                "high": high,
+                "quantiles": _quantiles(values, weights),
+            }
+        )
+    return curve(name, Ls, points, len(curves[0][0]), method)
+
+
+def refuse_overflow(name: str, L: int, values: np.ndarray) -> None:
+    """Refuse squares or differences that are not all finite."""
+    if not np.isfinite(values).all():
+        raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
+
+
+def curve(name: str, Ls: Sequence[int], points: Sequence[dict], replicates: int, method: str) -> Deviation:
+    """The numbers at each length as one curve."""
+    columns: dict[str, Any] = {part: np.array([point[part] for point in points]) for part in points[0]}
+    return Deviation(quantity=name, L=np.array(Ls), replicates=replicates, method=method, **columns)
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ from largeprompt.attention import AbstractLayer
 
 from . import bounds
 from ._deviation import LONGEST as LONGEST_DRAWN
-from ._deviation import Queries, Tokens, deviation
+from ._deviation import deviation
 from ._prediction import LONGEST, Prediction, predict
-from ._quantities import OF_RISK, laws
+from ._quantities import OF_RISK, Queries, Tokens
 from ._regime import Regime
 
 _AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
@@ -138,18 +138,12 @@ def _whole(log_L: float) -> int:
     return max(1, round(math.exp(log_L)))
 
 
-def _bounded(layer, mu, nu, quantity: Any, epsilon: float, query_in_prompt: bool) -> tuple[float, str]:
-    if query_in_prompt:
-        return math.nan, "the paper's bounds are for a query outside of the prompt"
-    of_risk = {"risk": bounds.risk_bound, "risk-gradient": bounds.risk_gradient_bound}
+def _bounded(layer, mu, nu, quantity: str, epsilon: float, query_in_prompt: bool) -> tuple[float, str]:
+    def at(log_L: float) -> bounds.Bound:
+        return bounds.bound(layer, mu, nu, quantity=quantity, query_in_prompt=query_in_prompt, log_L=log_L)
+
     try:
-        if quantity in of_risk:
-            log_L = bounds.length_for(lambda log_L: of_risk[quantity](layer, mu, log_L=log_L), epsilon)
-        else:
-            _, tokens, queries = laws(layer, mu, nu)
-            log_L = bounds.length_for(
-                lambda log_L: bounds.bound(layer, tokens, queries, quantity=quantity, log_L=log_L), epsilon**2
-            )
+        log_L = bounds.length_for(at, epsilon if quantity in OF_RISK else epsilon**2)
     except (ValueError, OverflowError) as error:
         return math.nan, str(error)
     return log_L / math.log(10), ""

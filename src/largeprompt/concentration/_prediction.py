@@ -11,14 +11,13 @@ from jaxtyping import Float, PRNGKeyArray, Shaped
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention
 from largeprompt.attention import SoftmaxAttention as Softmax
-from largeprompt.icl import AbstractTask
 from largeprompt.measures import AbstractMeasure, Gaussian
 
-from ._deviation import Queries, Several, Tokens
-from ._quantities import OF_RISK, Form, chosen, forms, laws, lengths
+from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths
 from ._query_averages import Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
 from ._regime import Regime, exponent, own_weight, spread
 from ._reliability import reliability
+from ._spectrum import spectrum
 
 _CLOSE = 0.1  # of c/L, where it begins to serve
 _SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
@@ -91,8 +90,6 @@ def predict(
 
         found = {name: risk_prediction(layer, mu, nu, Ls, name, generator, query_in_prompt) for name in names}
     else:
-        if isinstance(mu, AbstractTask):
-            raise ValueError(f"quantity is {names[0]!r} and mu a task; of a task it must be 'risk' or 'risk-gradient'")
         attention, tokens, queries = laws(layer, mu, nu)
         known = forms(layer, names)
         found = {
@@ -187,7 +184,7 @@ def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[fl
     """
     if nodes is None:  # under e^ν the queries are wider: ν there has the mean Σ λ/(1-2λ)
         U, Gamma, S = (np.asarray(a, float) for a in (attention.U, mu.Gamma, nu.Gamma))
-        weights = np.linalg.eigvals(U.T @ Gamma @ U @ S).real
+        weights, _ = spectrum(U.T @ Gamma @ U, S)
         typical = float(np.sum(weights / (1 - 2 * weights)))
         dominated, guess = math.exp(min(typical, 690.0)), _SECOND / _CLOSE * math.exp(min(2 * typical, 690.0))
     else:

@@ -20,6 +20,7 @@ from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
 from ._asymptotics import query_constants
 from ._quantities import Form
+from ._spectrum import spectrum
 
 _DRAWS = 2**13
 _FEW = 2**12  # atoms that are all averaged over
@@ -85,13 +86,10 @@ def gaussian_constant(attention: AbstractAttention, mu: Gaussian, nu: Gaussian, 
     the means of products of up to three quadratic forms are sums of traces.
     """
     U, Gamma, S = (np.asarray(a, float) for a in (attention.U, mu.Gamma, nu.Gamma))
-    values, vectors = np.linalg.eigh(S)
-    root = vectors * np.sqrt(np.maximum(values, 0))
-    weights, axes = np.linalg.eigh(root.T @ U.T @ Gamma @ U @ root)
+    weights, axes = spectrum(U.T @ Gamma @ U, S)
     if weights[-1] >= 0.5:
         return math.inf
-    inner = root @ axes
-    tilted = (inner / (1 - 2 * weights)) @ inner.T
+    tilted = (axes / (1 - 2 * weights)) @ axes.T
     GU = Gamma @ U
 
     def through(W):  # b^T W b = z^T (.) z
@@ -129,10 +127,8 @@ def exact_mean_square(
     moments, width = WeightMoments(L), float(np.sum(M * Gamma))
     if nodes is None:
         assert isinstance(nu, Gaussian)
-        values, vectors = np.linalg.eigh(np.asarray(nu.Gamma, float))
-        root = vectors * np.sqrt(np.maximum(values, 0))
-        weights, axes = np.linalg.eigh(root.T @ U.T @ Gamma @ U @ root)
-        inner = Gamma @ U @ root @ axes
+        weights, axes = spectrum(U.T @ Gamma @ U, nu.Gamma)
+        inner = Gamma @ U @ axes
         # beyond it lies less than 1e-17/L, and the error at a query is never more than its scores' size
         reach = math.sqrt(2 * math.log(L) + 80) if math.inf > L else 9.5
         averages = quadratic_form_averages(weights, lambda scores: np.stack(_parts(moments, scores)), reach)

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt.attention import AbstractAttention, SoftmaxAttention
 from largeprompt.measures import AbstractMeasure, Gaussian
 
+from ._spectrum import spectrum
+
 _WIDEST = 0.8  # 2tθ²: at most 1/√(1-0.8) = 2.2 times as wide
 
 
@@ -48,15 +50,12 @@ def query_draws(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractM
     tails = mu.tails()
     if not widen or tails is None or not isinstance(nu, Gaussian) or not isinstance(attention, SoftmaxAttention):
         return PlainQueries(nu)
-    U, S = np.asarray(attention.U, float), np.asarray(nu.Gamma, float)
-    values, vectors = np.linalg.eigh(S)
-    root = vectors * np.sqrt(np.maximum(values, 0))
-    inner = [root.T @ U.T @ np.asarray(Gamma, float) @ U @ root for Gamma in tails]
-    widest = max(inner, key=lambda form: np.linalg.eigvalsh(form)[-1])
-    weights, axes = np.linalg.eigh(widest)
+    U = np.asarray(attention.U, float)
+    spectra = [spectrum(U.T @ np.asarray(Gamma, float) @ U, nu.Gamma) for Gamma in tails]
+    weights, axes = max(spectra, key=lambda found: found[0][-1])
     if weights[-1] <= 0:
         return PlainQueries(nu)
     t = min(1.0, _WIDEST / (2 * weights[-1]))
     widening = (1 - 2 * t * np.maximum(weights, 0)) ** -0.5
     dtype = nu.m.dtype
-    return WiderQueries(nu.m, jnp.asarray(root @ axes, dtype), jnp.asarray(widening, dtype))
+    return WiderQueries(nu.m, jnp.asarray(axes, dtype), jnp.asarray(widening, dtype))

@@ -14,10 +14,11 @@ import math
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float
 
 from largeprompt.attention import AbstractAttention, LinearAttention
 from largeprompt.measures import AbstractMeasure
+
+from ._spectrum import spectrum
 
 
 class Regime(eqx.Module):
@@ -81,15 +82,8 @@ def _largest(mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens, attent
         return math.nan
     U = np.asarray(attention.U, float)
     return max(
-        over_tokens(_top(form(np.asarray(Gamma, float), U), np.asarray(S, float)) for Gamma in tokens) for S in queries
+        over_tokens(float(spectrum(form(np.asarray(Gamma, float), U), S)[0][-1]) for Gamma in tokens) for S in queries
     )
-
-
-def _top(form: Float[np.ndarray, "D D"], S: Float[np.ndarray, "D D"]) -> float:
-    values, vectors = np.linalg.eigh(S)
-    root = vectors * np.sqrt(np.maximum(values, 0))
-    inside = root.T @ form @ root
-    return float(np.linalg.eigvalsh((inside + inside.T) / 2)[-1])
 
 
 def breakdown_exponent(spread: float) -> float:

@@ -19,10 +19,7 @@ from jaxtyping import PRNGKeyArray
 
 from largeprompt.attention import AbstractLayer, LinearAttention, merged_form
 from largeprompt.icl import (
-    AbstractTask,
     LinearRegression,
-    as_predictor,
-    as_task,
     blocks,
     norm,
     prediction,
@@ -31,11 +28,13 @@ from largeprompt.icl import (
     risk_rate,
 )
 
-from ._deviation import LEVELS, Deviation
+from ._deviation import LEVELS, Deviation, curve, refuse_overflow
 from ._prediction import Prediction
 from ._prompts import batch_for, chunk_for, prompt_sums, softmax_reading, with_own
+from ._quantities import task_of
 from ._regime import Regime, breakdown_exponent
 from ._reliability import reliability
+from ._spectrum import spectrum
 
 _DRAWS = 2**16  # nodes for the gradient of a risk, at most
 _LATE = 1e13  # of lengths
@@ -53,8 +52,7 @@ def risk_deviation(
     done,
 ) -> dict[str, Deviation]:
     """For "risk" and "risk-gradient", on the same prompts."""
-    task = _task(layer, task, nu)
-    merged_form(layer)  # refuses several heads
+    task = task_of(layer, task, nu)
     curves = []
     for L in Ls:
         chunk = chunk_for(L)
@@ -69,16 +67,7 @@ def risk_deviation(
         if done is not None:
             done(L)
     columns = {"risk": slice(0, 2), "risk-gradient": slice(2, 4)}
-    return {name: _summary(name, Ls, [curve[columns[name]] for curve in curves]) for name in names}
-
-
-def _task(layer: AbstractLayer, task: object, nu: object) -> AbstractTask:
-    if not isinstance(task, AbstractTask):
-        raise ValueError(f"mu is of type {type(task).__name__}; for risks it must be a task, such as LinearRegression")
-    if nu is not None:
-        raise ValueError(f"nu is of type {type(nu).__name__}; for risks it must be None: a task has its own queries")
-    as_predictor(layer, as_task(task))
-    return task
+    return {name: _summary(name, Ls, [found[columns[name]] for found in curves]) for name in names}
 
 
 @eqx.filter_jit
@@ -142,11 +131,10 @@ def _differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prom
 
 
 def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
-    columns = []
+    points = []
     for L, (raw, linear) in zip(Ls, curves, strict=True):
         raw, linear = (part.reshape(len(part), -1) for part in (raw, linear))
-        if not np.isfinite(raw).all():
-            raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
+        refuse_overflow(name, L, raw)
         # with the linear part taken out or not, whichever leaves less: heavy tails can make it worse
         better = np.isfinite(linear).all() and (raw - linear).var() < raw.var()
         d = raw - linear if better else raw
@@ -157,29 +145,19 @@ def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
         gap = float(mean[0]) if name == "risk" else math.sqrt(square)
         gap_error = math.sqrt(float(cov[0, 0])) if name == "risk" else error / (2 * max(gap, 1e-300))
         trust = reliability(np.linalg.norm(d, axis=1), relative=error / (2 * max(square, 1e-300)))
-        quantiles = np.quantile(np.sum(raw**2, axis=1), LEVELS)
-        low, high = max(square - 1.96 * error, 0.0), square + 1.96 * error
-        columns.append((square, error, low, high, quantiles, *trust, gap, gap_error))
-    mean, error, low, high, quantiles, effective, tail, needed, trusted, gap, gap_error = (
-        np.array(column) for column in zip(*columns, strict=True)
-    )
-    return Deviation(
-        quantity=name,
-        L=np.array(Ls),
-        mean_square=mean,
-        stderr=error,
-        low=low,
-        high=high,
-        quantiles=quantiles,
-        effective=effective,
-        tail=tail,
-        needed=needed,
-        trusted=trusted,
-        gap=gap,
-        gap_stderr=gap_error,
-        replicates=len(curves[0][0]),
-        method="pairs of a prompt and its law, whole prompts",
-    )
+        points.append(
+            trust._asdict()
+            | {
+                "mean_square": square,
+                "stderr": error,
+                "low": max(square - 1.96 * error, 0.0),
+                "high": square + 1.96 * error,
+                "quantiles": np.quantile(np.sum(raw**2, axis=1), LEVELS),
+                "gap": gap,
+                "gap_stderr": gap_error,
+            }
+        )
+    return curve(name, Ls, points, len(curves[0][0]), "pairs of a prompt and its law, whole prompts")
 
 
 def risk_prediction(
@@ -192,7 +170,7 @@ def risk_prediction(
     query_in_prompt: bool,
 ) -> Prediction:
     """The gap of the risks, or of their gradients, exactly or exactly over prompts: Gaussian regression."""
-    task = _task(layer, task, nu)
+    task = task_of(layer, task, nu)
     merged = merged_form(layer)
     if not isinstance(task, LinearRegression):
         raise ValueError(
@@ -241,8 +219,8 @@ def _regime(merged, task: LinearRegression, linear: bool) -> Regime:
     parts = blocks(merged, task)
     if bool(jnp.any(parts.C != 0)):
         return Regime("slower than any power", 0.0, math.nan, math.nan, math.nan, 2.0)
-    A, S = np.asarray(parts.A, float), np.asarray(task.query_Sigma, float)
-    spread = float(np.linalg.eigvals(A.T @ np.asarray(task.Sigma, float) @ A @ S).real.max())
+    A = np.asarray(parts.A, float)
+    spread = float(spectrum(A.T @ np.asarray(task.Sigma, float) @ A, task.query_Sigma)[0][-1])
     power = breakdown_exponent(spread)
     name = "1/L" if spread < 0.5 else "slower than 1/L"
     return Regime(name, 2 * power, spread, math.nan, math.nan, 2.0)

@@ -26,7 +26,6 @@ from ._tables import inlined, short
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
 _TOKENS = {"kind": "gaussian", "cov": "identity", "dim": 5}
 _START = {"init": "pytorch", "seed": 0}
-_RISKS = ("risk", "risk-gradient")
 _LEVELS = ("q05", "q50", "q95")
 _BEFORE = {"L": "lengths", "quantity": "quantities"}
 
@@ -85,6 +84,14 @@ class Study:
         """A file that makes this study, with the arrays of other files in it."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
 
+    @property
+    def work(self) -> dict[int | str, int]:
+        """What `carry_out` tells of, each with its share of the work.
+
+        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take.
+        """
+        return {L: 1000 + L for L in self.lengths} | dict.fromkeys(self.quantities, 3000)
+
     def carry_out(self, done: Callable[[Any], None] = lambda part: None) -> xr.Dataset:
         """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted."""
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
@@ -105,7 +112,7 @@ class Study:
                 "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
                 "bound_log10": bound,
             }
-            numbers[quantity] = _fitted(measured[quantity], predicted) | {
+            numbers[quantity] = dataclasses.asdict(concentration.compare(measured[quantity], predicted)) | {
                 "constant": _number(predicted, "constant"),
                 "constant_stderr": _number(predicted, "constant_stderr"),
                 **_regime(predicted),
@@ -148,22 +155,13 @@ class Study:
         found, name, refusal = np.full(len(self.lengths), math.nan), "", ""
         for i, L in enumerate(self.lengths if self.bounds else ()):
             try:
-                bound = _bound(self, quantity, L)
+                bound = bounds.bound(
+                    self.attention, self.tokens, self.queries, L, quantity, query_in_prompt=self.query_in_prompt
+                )
                 found[i], name = bound.log10, bound.name
             except ValueError as error:
                 refusal = refusal or str(error)
         return found, name, refusal if self.bounds else "not asked for"
-
-
-def _bound(study: Study, quantity: str, L: int) -> Any:
-    if study.query_in_prompt:
-        raise ValueError("the paper's bounds are for queries that are no tokens of their prompts")
-    tokens: Any = study.tokens
-    if quantity in _RISKS:
-        of_risk = bounds.risk_bound if quantity == "risk" else bounds.risk_gradient_bound
-        return of_risk(study.attention, tokens, L)
-    name: Any = quantity
-    return bounds.bound(study.attention, tokens, tokens if study.queries is None else study.queries, L, name)
 
 
 def _measured(found: Any) -> dict[str, np.ndarray]:
@@ -172,19 +170,6 @@ def _measured(found: Any) -> dict[str, np.ndarray]:
     curves = {"measured": _array(found, "mean_square")} | {name: _array(found, name) for name in names}
     curves |= dict(zip(_LEVELS, np.asarray(found.quantiles, float).T, strict=True))
     return curves | {"trusted": np.asarray(found.trusted, bool)}
-
-
-def _fitted(found: Any, predicted: Any) -> dict[str, float]:
-    """The power law through the measured points, and through the prediction at them; nan where there are too few."""
-    relative = 1 if predicted is None else predicted.mean_square / np.where(found.mean_square > 0, found.mean_square, 1)
-    fits = [found, dataclasses.replace(found, mean_square=found.mean_square * relative, stderr=found.stderr * relative)]
-    try:
-        fit, other = (curve.fit() for curve in fits)
-    except ValueError:
-        fit = other = None
-    parts = {"slope": "slope", "slope_stderr": "stderr", "fitted": "constant", "fitted_stderr": "constant_stderr"}
-    own = {name: _number(fit, part) for name, part in parts.items()}
-    return own | {"predicted_slope": _number(None if predicted is None else other, "slope")}
 
 
 def _regime(predicted: Any) -> dict[str, Any]:
@@ -215,12 +200,12 @@ def study_from(settings: Mapping[str, Any], folder: Path | str = ".") -> Study:
 
 def _quantities(value: Any, is_task: bool) -> tuple[str, ...]:
     if value is None:
-        return _RISKS if is_task else ("output", "gradient")
+        return concentration.OF_RISK if is_task else ("output", "gradient")
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"quantity is {short(value)}; it must be names such as output,gradient")
     names = tuple(dict.fromkeys(name.strip() for name in names))
-    known = [name for name in concentration.QUANTITIES if (name in _RISKS) == is_task]
+    known = [name for name in concentration.QUANTITIES if (name in concentration.OF_RISK) == is_task]
     for name in names:
         if name not in known:
             of = "a regression" if is_task else "a law of tokens"

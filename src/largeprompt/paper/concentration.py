@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from largeprompt.paper.drawing import COLOURS, STYLE
+from largeprompt.paper.drawing import COLOURS, STYLE, TITLES
 
 NAMES = {
     "output": "output T",
@@ -22,13 +22,6 @@ NAMES = {
     "gradient": "gradient in all weights",
     "risk": "risk",
     "risk-gradient": "gradient of the risk",
-}
-_TITLES = {
-    "output": r"output  $T[\hat\mu_L]$",
-    **{name: rf"gradient  $\nabla_{name} T[\hat\mu_L]$" for name in "VUKQO"},
-    "gradient": r"gradient  $\nabla_\theta T[\hat\mu_L]$ in all weights",
-    "risk": r"risk  $R_L$",
-    "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
 }
 _DIFFERENCES = {"risk": "R_L − R_∞, R_∞ that of the infinite prompt", "risk-gradient": "‖∇R_L − ∇R_∞‖"}
 _REACH = 3.0  # decades above the data up to which a bound is drawn in the same axes
@@ -43,7 +36,10 @@ def tables(data: xr.Dataset) -> Iterator[Table | Text]:
         yield _table(str(name), curve)
         yield from map(Text, _remarks(curve, int(data.replicates)))
         yield Text()
-    yield Text(f"{data.replicates} prompts a length, seed {data.seed}, {data.seconds:.0f} s")
+    yield Text(
+        f"{data.replicates} prompts a length, seed {data.seed}, {data.seconds:.0f} s; "
+        "slopes and mean ratios over the longer half of the lengths"
+    )
 
 
 def _table(name: str, curve: xr.Dataset) -> Table:
@@ -102,6 +98,10 @@ def _ratio(point: dict[str, float]) -> str:
         return "–"
     ratio = measured / predicted
     error = math.hypot(point["stderr"], ratio * point["predicted_stderr"]) / predicted
+    return _uncertain(ratio, error)
+
+
+def _uncertain(ratio: float, error: float) -> str:
     return f"{ratio:.3f} ± {error:.3f}" if 0.05 <= ratio < 100 else f"{ratio:.2e} ± {error:.0e}"
 
 
@@ -127,6 +127,9 @@ def _remarks(curve: xr.Dataset, replicates: int) -> Iterator[str]:
         at_large = [f"{-exponent:.3g} for large L"] if math.isfinite(exponent) else []
         predicted = ", ".join(at_these + at_large) or "none"
         yield f"slope{square} {float(curve.slope):.3f} ± {float(curve.slope_stderr):.3f}, predicted {predicted}"
+    if math.isfinite(float(curve.ratio)):
+        told = "the asymptote" if _is_asymptote(curve) else "predicted"
+        yield f"measured over {told}{square} {_uncertain(float(curve.ratio), float(curve.ratio_stderr))}"
     if math.isfinite(float(curve.constant)):
         onset, power = float(curve.onset), "" if exponent == 1 else f"^{exponent:.3g}"
         begins = f", within 10 % from L = {_count(onset)} on" if math.isfinite(onset) else ""
@@ -159,7 +162,7 @@ def picture(data: xr.Dataset) -> Figure:
             panel.set_visible(False)
         for panel, name in zip(panels.flat, data.quantity.values, strict=False):
             _panel(panel, data.sel(quantity=name))
-            panel.set_title(_TITLES.get(str(name), str(name)))
+            panel.set_title(TITLES[str(name)])
             panel.set_xlabel("prompt length $L$")
         label = "difference" if "gap" in data else "mean squared deviation"
         for panel in panels[:, 0]:

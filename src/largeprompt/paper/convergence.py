@@ -7,24 +7,20 @@ queries of the constants is infinite, and the decay slower than 1/L.
 
 import dataclasses
 import math
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
-from largeprompt.attention import Head, SoftmaxAttention, softmax_form
-from largeprompt.concentration import RateFit, bounds, deviation, fit_power_law, predict
-from largeprompt.icl import kms
-from largeprompt.measures import AbstractMeasure, Cube, Gaussian, Mixture, Rademacher, Sphere
+from largeprompt.attention import Head, softmax_form
+from largeprompt.lab import Study
 
 QUANTITIES = ("output", "V", "U")
 UNSCALED = "KMS, unscaled"
+MORE = 10  # times as many prompts for it: heavy tails ask for them, and Gaussian ones are cheap
 LAWS = ("Gaussian", "KMS", "mixture", "Rademacher", "cube", "sphere", UNSCALED)
 
 
@@ -56,105 +52,46 @@ PRESETS = {
 }
 
 
-def laws(settings: Settings) -> dict[str, AbstractMeasure]:
+def _measures(dim: int) -> dict[str, dict[str, Any]]:
     """Centred laws, each coordinate of variance one."""
-    dim = settings.dim
-    centre, eye = jnp.full(dim, math.sqrt(0.5)), jnp.eye(dim)
-    correlated = Gaussian(jnp.zeros(dim), kms(dim))
-    known = {
-        "Gaussian": Gaussian(jnp.zeros(dim), eye),
+    centre, half = np.full(dim, math.sqrt(0.5)), 0.5 * np.eye(dim)
+    components = [{"kind": "gaussian", "mean": sign * centre, "cov": half} for sign in (1.0, -1.0)]
+    correlated = {"kind": "gaussian", "cov": "kms:0.5", "dim": dim}
+    return {
+        "Gaussian": {"kind": "gaussian", "cov": "identity", "dim": dim},
         "KMS": correlated,
-        "mixture": Mixture([0.5, 0.5], [Gaussian(sign * centre, 0.5 * eye) for sign in (1.0, -1.0)]),
-        "Rademacher": Rademacher(jnp.ones(dim)),
-        "cube": Cube(jnp.full(dim, math.sqrt(3.0))),
-        "sphere": Sphere(math.sqrt(dim), dim),
+        "mixture": {"kind": "mixture", "weights": [0.5, 0.5], "components": components},
+        **{name: {"kind": name.lower(), "dim": dim} for name in ("Rademacher", "cube", "sphere")},
         UNSCALED: correlated,
     }
-    return {name: known[name] for name in settings.laws}
 
 
-def attention(settings: Settings, name: str) -> SoftmaxAttention:
-    """The head at the default initialisation of the paper's experiments (Appendix A.1), with the scores of a law."""
-    scale = 1.0 if name == UNSCALED else settings.dim**-0.5
-    return softmax_form(Head.pytorch_default(jax.random.key(settings.seed), settings.dim, scale=scale))
-
-
-def steps(settings: Settings) -> Iterator[tuple[str, int]]:
-    """The measurements, in the order in which they are made."""
-    return ((name, L) for name in laws(settings) for L in settings.lengths)
-
-
-def measure(settings: Settings, done: Callable[[str, int], None] = lambda name, L: None) -> xr.Dataset:
-    """Measured, predicted and bounded, by law, quantity and length; `done` hears of each measurement's end."""
-    began = time.perf_counter()
-    known = laws(settings)
-    curves: dict[str, Any] = {
-        "mean_square": "mean squared deviation from the infinite prompt",
-        "stderr": "its standard error over prompts",
-        "predicted": "predicted: exact, or the 1/L law",
-        "trusted": "1 where heavy tails leave an estimate as good as it seems",
-        "bound_log10": "decimal logarithm of the bound of Proposition 3.1 or 3.4",
-    }
-    numbers = ("constant", "exponent", "slope", "slope_stderr", "predicted_slope", "ratio", "ratio_stderr")
-    shape = (len(known), len(QUANTITIES))
-    values = {name: np.full((*shape, len(settings.lengths)), math.nan) for name in curves}
-    told = {name: np.full(shape, math.nan) for name in numbers}
-    regimes = []
-    for i, (name, mu) in enumerate(known.items()):
-        layer, key = attention(settings, name), jax.random.fold_in(jax.random.key(settings.seed + 1), i)
-        predicted = predict(layer, mu, None, settings.lengths, QUANTITIES)
-        regimes.append(predicted["output"].regime.sentence)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")  # marked in the data
-            measured = deviation(
-                layer,
-                mu,
-                None,
-                settings.lengths,
-                QUANTITIES,
-                key,
-                replicates=settings.replicates,
-                done=lambda L, name=name: done(name, L),
-            )
-        for j, quantity in enumerate(QUANTITIES):
-            curve, theory = measured[quantity], predicted[quantity]
-            values["mean_square"][i, j], values["stderr"][i, j] = curve.mean_square, curve.stderr
-            values["predicted"][i, j], values["trusted"][i, j] = theory.mean_square, curve.trusted
-            values["bound_log10"][i, j] = [
-                bounds.bound(layer, mu, mu, L, quantity).log10 if L > 1 else math.nan for L in settings.lengths
-            ]
-            told["constant"][i, j], told["exponent"][i, j] = theory.constant, theory.regime.exponent
-            for part, number in _compared(curve, theory).items():
-                told[part][i, j] = number
-    dims = ("law", "quantity")
-    return xr.Dataset(
-        {name: ((*dims, "L"), values[name], {"long_name": text}) for name, text in curves.items()}
-        | {name: (dims, told[name]) for name in numbers}
-        | {"regime": ("law", regimes)},
-        coords={"law": list(known), "quantity": list(QUANTITIES), "L": np.asarray(settings.lengths)},
-        attrs={
-            **{k: v for k, v in dataclasses.asdict(settings).items() if k not in ("lengths", "laws")},
-            "paper": "arXiv:2512.11784, Propositions 3.1 and 3.4",
-            "seconds": time.perf_counter() - began,
-        },
-    )
-
-
-def _compared(curve, theory) -> dict[str, float]:
-    """Slopes over the longer half of the lengths, and there the weighted mean of measured over predicted."""
-    upper = slice(len(curve.L) // 2, None) if len(curve.L) > 3 else slice(None)
-    L, square, error, expected = (
-        curve.L[upper],
-        curve.mean_square[upper],
-        curve.stderr[upper],
-        theory.mean_square[upper],
-    )
-    fit = fit_power_law(L, square, error)
-    found = {"slope": fit.slope, "slope_stderr": fit.stderr}
-    if np.isfinite(expected).all():
-        line: RateFit = fit_power_law(L, expected, error * expected / square)
-        weight = (expected / error) ** 2
-        found["predicted_slope"] = line.slope
-        found["ratio"] = float(weight @ (square / expected) / weight.sum())
-        found["ratio_stderr"] = float(weight.sum() ** -0.5)
+def studies(settings: Settings) -> dict[str, Study]:
+    """The study of each law: the head of the paper's experiments (Appendix A.1) in its (U, V) form."""
+    measures, found = _measures(settings.dim), {}
+    for name in settings.laws:
+        scale = 1.0 if name == UNSCALED else settings.dim**-0.5
+        layer = softmax_form(Head.pytorch_default(jax.random.key(settings.seed), settings.dim, scale=scale))
+        found[name] = Study(
+            measures[name],
+            layer={"U": np.asarray(layer.U), "V": np.asarray(layer.V)},
+            lengths=settings.lengths,
+            quantities=QUANTITIES,
+            replicates=settings.replicates * (MORE if name == UNSCALED else 1),
+            seed=(len(LAWS) * settings.seed + LAWS.index(name)) % 2**32,
+        )
     return found
+
+
+def measure(settings: Settings, done: Callable[[str, Any], None] = lambda name, part: None) -> xr.Dataset:
+    """The studies as one dataset, by law, quantity and length; `done` hears of each part of each of them."""
+    parts = {
+        name: study.carry_out(lambda part, name=name: done(name, part)) for name, study in studies(settings).items()
+    }
+    data = xr.concat(parts.values(), "law", combine_attrs="drop").assign_coords(law=list(parts))
+    data["toml"] = "law", [part.attrs["toml"] for part in parts.values()]
+    attrs = {name: next(iter(parts.values())).attrs[name] for name in ("paper", "versions")}
+    seconds = sum(part.attrs["seconds"] for part in parts.values())
+    return data.assign_attrs(
+        **attrs, replicates=settings.replicates, dim=settings.dim, seed=settings.seed, seconds=seconds
+    )

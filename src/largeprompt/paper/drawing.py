@@ -1,6 +1,7 @@
 """The house style of figures, and how each dataset is drawn."""
 
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,13 +21,21 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.markersize": 4,
-    "svg.hashsalt": "largeprompt",  # the same data give the same file
 }
 TITLES = {
     "output": r"output  $T[\hat\mu_L]$",
-    "V": r"gradient  $\nabla_V T[\hat\mu_L]$",
-    "U": r"gradient  $\nabla_U T[\hat\mu_L]$",
+    **{name: rf"gradient  $\nabla_{name} T[\hat\mu_L]$" for name in "VUKQO"},
+    "gradient": r"gradient  $\nabla_\theta T[\hat\mu_L]$ in all weights",
+    "risk": r"risk  $R_L$",
+    "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
 }
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the path; the same data give the same file."""
+    options: dict[str, Any] = {".svg": {"metadata": {"Date": None}}, ".pdf": {"metadata": {"CreationDate": None}}}
+    with matplotlib.rc_context({"svg.hashsalt": "largeprompt"}):
+        figure.savefig(path, **options.get(path.suffix, {"dpi": 200}))
 
 
 def convergence(data: xr.Dataset) -> Figure:
@@ -41,7 +50,7 @@ def convergence(data: xr.Dataset) -> Figure:
                 panel.plot(data.L, curve.predicted, color=colour, linewidth=1)
                 panel.errorbar(
                     data.L,
-                    curve.mean_square,
+                    curve.measured,
                     yerr=2 * curve.stderr,
                     fmt=marker,
                     color=colour,

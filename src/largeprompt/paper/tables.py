@@ -7,17 +7,9 @@ import xarray as xr
 from rich import box
 from rich.table import Table
 
+from largeprompt.paper.convergence import MORE, UNSCALED
+
 NAMES = {"output": "output", "V": "∇_V", "U": "∇_U"}
-
-
-def convergence_numbers(data: xr.Dataset) -> dict:
-    """Settings, curves and what was made of them, ready for JSON."""
-    by_length = [name for name in data.data_vars if "L" in data[name].dims]
-    return {
-        "settings": data.attrs,
-        "deviations": data[by_length].to_dataframe().reset_index().to_dict(orient="records"),
-        "rates": data.drop_dims("L").to_dataframe().reset_index().to_dict(orient="records"),
-    }
 
 
 def convergence_tables(data: xr.Dataset) -> Iterator[Table | str]:
@@ -30,22 +22,23 @@ def convergence_tables(data: xr.Dataset) -> Iterator[Table | str]:
             table.add_column(name, justify="right")
         for law in data.law.values:
             line, end = data.sel(law=law, quantity=quantity), longest.sel(law=law, quantity=quantity)
-            orders = float(end.bound_log10) - math.log10(float(end.mean_square))
+            orders = float(end.bound_log10) - math.log10(float(end.measured))
             table.add_row(
                 str(law),
-                f"{float(end.mean_square):.2e}±{float(end.stderr):.0e}",
-                f"{float(line.slope):.3f}±{float(line.slope_stderr):.3f}",
+                f"{float(end.measured):.2e}±{float(end.stderr):.0e}",
+                _known(float(line.slope), f"{{:.3f}}±{float(line.slope_stderr):.3f}"),
                 _known(float(line.predicted_slope), "{:.3f}"),
                 _known(float(line.ratio), f"{{:.3f}}±{float(line.ratio_stderr):.3f}"),
                 f"10^{orders:.1f}",
             )
         yield table
     for law in data.law.values:
-        yield f"{law}: {data.regime.sel(law=law).item()}"
+        yield f"{law}: {data.regime.sel(law=law, quantity=data.quantity[0]).item()}"
     distrusted = int(data.trusted.size - data.trusted.sum())
+    told = data.attrs
     yield (
-        f"{data.attrs['replicates']} prompts a length, token dimension {data.attrs['dim']}, seed {data.attrs['seed']}, "
-        f"{data.attrs['seconds']:.0f} s; slopes and ratios over the longer half of the lengths; "
+        f"{told['replicates']} prompts a length ({UNSCALED}: {MORE} times as many), token dimension {told['dim']}, "
+        f"seed {told['seed']}, {told['seconds']:.0f} s; slopes and ratios over the longer half of the lengths; "
         f"{distrusted} of {data.trusted.size} points have tails too heavy for their error bars"
     )
 

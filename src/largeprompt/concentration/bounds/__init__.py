@@ -7,8 +7,6 @@ from ._fixed_query import lemma_c2 as lemma_c2
 from ._fixed_query import lemma_c4 as lemma_c4
 from ._fixed_query import lemma_c7 as lemma_c7
 from ._fixed_query import one_term as one_term
-from ._layers import Quantity as Quantity
-from ._layers import bound as bound
 from ._layers import gradient_bounds as gradient_bounds
 from ._layers import one_term_over_queries as one_term_over_queries
 from ._layers import output_bound as output_bound
@@ -23,6 +21,7 @@ from ._over_queries import Form as Form
 from ._over_queries import lemma_c6 as lemma_c6
 from ._over_queries import lemma_c9 as lemma_c9
 from ._over_queries import product_bound as product_bound
+from ._quantity import bound as bound
 from ._risks import g1 as g1
 from ._risks import g2 as g2
 from ._risks import risk_bound as risk_bound

@@ -6,20 +6,18 @@ $\|B(\hat m - m)\|^2$ for a matrix B, or $\|(\hat H - H)v\,z^\top\|^2$ summed ov
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
 from largeprompt.attention import AbstractLayer, Head, softmax_form
+from largeprompt.concentration._spectrum import spectrum
 from largeprompt.measures import AbstractMeasure, Gaussian, as_measure
 
 from ._bound import Bound, Length, Number, bound_of, log_length, logarithm
 from ._fixed_query import ONE_TERM
 from ._laws import certified, fourth_moment_root, is_centred
 from ._moments import moment_constants
-from ._over_queries import Form, as_form, second_order, shortest, slope_error
-
-Quantity = Literal["output", "V", "U", "K", "Q", "O", "gradient"]
+from ._over_queries import Form, length_and_form, second_order, slope_error
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def output_bound(
     $c = 4^4\|V\|^4\|U\|^4D^2$ by Lemma D.1. Tokens are centred and queries scaled to constant 1 first: no loss.
     """
     setting = _setting(layer, mu, nu)
-    terms = _mean_terms(setting, setting.V, 1.0, *_length(L, log_L, form))
+    terms = _mean_terms(setting, setting.V, 1.0, *length_and_form(L, log_L, form))
     return bound_of("Proposition 3.1", terms, setting.notes)
 
 
@@ -70,35 +68,9 @@ def gradient_bounds(
     covariance (`slope_error`), K and Q the latter by the chain rule, $\|s\,Q\nabla_U^\top\|\le s\|Q\|\|\nabla_U\|$.
     """
     names = ("V", "U") if not isinstance(layer, Head) else ("V", "K", "Q") if layer.O is None else ("V", "K", "Q", "O")
-    setting, length = _setting(layer, mu, nu), _length(L, log_L, form)
+    setting, length = _setting(layer, mu, nu), length_and_form(L, log_L, form)
     terms = {name: _gradient_terms(setting, name, *length) for name in names}
     return {name: bound_of(f"Proposition 3.4, {name}", *of_name) for name, of_name in terms.items()}
-
-
-def bound(
-    layer: AbstractLayer,
-    mu: AbstractMeasure,
-    nu: AbstractMeasure,
-    L: Length = None,
-    quantity: Quantity = "output",
-    *,
-    form: Form = "printed",
-    log_L: Number | None = None,
-) -> Bound:
-    """The bound on one quantity: the output, the gradient in one parameter, or in all of the layer's own."""
-    if quantity not in get_args(Quantity):
-        raise ValueError(f"quantity is {quantity!r}; it must be one of {', '.join(map(repr, get_args(Quantity)))}")
-    if quantity == "output":
-        return output_bound(layer, mu, nu, L, form=form, log_L=log_L)
-    if quantity == "U":
-        return gradient_bounds(softmax_form(layer), mu, nu, L, form=form, log_L=log_L)["U"]
-    parts = gradient_bounds(layer, mu, nu, L, form=form, log_L=log_L)
-    if quantity == "gradient":
-        notes = dict.fromkeys(note for part in parts.values() for note in part.assumptions)
-        return bound_of("Proposition 3.4", {name: part.log for name, part in parts.items()}, notes)
-    if quantity not in parts:
-        raise ValueError(f"quantity is {quantity!r}; this layer's own parameters are {', '.join(parts)}")
-    return parts[quantity]
 
 
 def one_term_over_queries(
@@ -121,15 +93,13 @@ def one_term_over_queries(
 def _log_mean_tilt(U: np.ndarray, nu: AbstractMeasure) -> float:
     """ln E e^{4‖Uz‖²}, or a bound on it."""
     if isinstance(nu, Gaussian):
-        values, vectors = np.linalg.eigh(np.asarray(nu.cov(), float))
-        root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
         mean = U @ np.asarray(nu.mean(), float)
-        shares, axes = np.linalg.eigh(8 * root @ U.T @ U @ root)
+        shares, axes = spectrum(8 * U.T @ U, nu.cov())
         if shares[-1] >= 1:
             raise ValueError(
                 f"8σ²‖S^{{1/2}}UᵀUS^{{1/2}}‖ is {shares[-1]:.4g}; below 1 it has a mean over queries, else not"
             )
-        along = axes.T @ (8 * root @ U.T @ mean)
+        along = axes.T @ (8 * U.T @ mean)
         return float(4 * mean @ mean + np.sum(along**2 / (1 - shares)) / 2 - np.sum(np.log1p(-shares)) / 2)
     radius = float(nu.radius())
     if not math.isfinite(radius):
@@ -155,11 +125,6 @@ def _setting(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> 
     ]
     U, V = np.asarray(attention.U, float), np.asarray(attention.V, float)
     return _Setting(layer, mu, nu, scale * float(np.linalg.norm(U, 2)), V, attention.dim, sigma, scale, tuple(notes))
-
-
-def _length(L: Length, log_L: Number | None, form: Form) -> tuple[float, Form]:
-    form = as_form(form)
-    return log_length(L, log_L, at_least=shortest(form)), form
 
 
 def _mean_terms(setting: _Setting, B: np.ndarray, factor: float, l: float, form: Form) -> dict[str, float]:

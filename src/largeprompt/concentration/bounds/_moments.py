@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from largeprompt.attention import AbstractLayer, softmax_form
+from largeprompt.concentration._spectrum import factor
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, as_measure
 
 from ._bound import log_sum
@@ -155,7 +156,7 @@ def joint_moments(Gamma: np.ndarray, U: np.ndarray, S: np.ndarray, order: int) -
     Both are quadratic forms $B_1, B_2$ in $(S^{-1/2}z, Y)$: $E e^{t_1q_1+t_2q_2} = \exp\sum_n\frac{2^n}{2n}\mathrm{tr}
     (t_1B_1+t_2B_2)^n$, whose series is kept up to the order in each.
     """
-    root_S, root = _root(S), _root(Gamma)
+    root_S, root = factor(S), factor(Gamma)
     N = np.hstack([Gamma @ U @ root_S, root])
     B1, B2 = N.T @ N, np.zeros((N.shape[1],) * 2)
     B2[: len(S), : len(S)] = root_S.T @ root_S
@@ -182,8 +183,3 @@ def _exponential(K: np.ndarray) -> np.ndarray:
             weight, by = (a, i) if i else (b, j)
             R[i, j] = np.sum(weight * K[: i + 1, : j + 1] * R[i::-1, j::-1][: i + 1, : j + 1]) / by
     return R
-
-
-def _root(S: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(S)
-    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T

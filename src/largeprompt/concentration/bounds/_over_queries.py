@@ -43,8 +43,7 @@ def lemma_c6(
     on; `form="balanced"` splits the queries where the two are equal in slope, so that the exponent of $1/L$ is
     $1/(1+128\sigma^2\|U\|^2)$, never below $\min(1/3, 1/(192\sigma^2\|U\|^2))$.
     """
-    form = as_form(form)
-    l, p, D = log_length(L, log_L, at_least=shortest(form)), degree(p), dimension(D)
+    (l, form), p, D = length_and_form(L, log_L, form), degree(p), dimension(D)
     numbers = {name: real(name, x) for name, x in (("U", U), ("C_f", C_f), ("c", c), ("g2", g2), ("g4", g4))}
     sigma = real("sigma", sigma, at_least=1)
     terms = second_order(l, sigma, p=p, D=D, F=F, form=form, **numbers)
@@ -100,9 +99,10 @@ def as_form(form: str) -> Form:
     raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, FORMS))}")
 
 
-def shortest(form: Form) -> int:
-    """The least L of a form: where ln L multiplies, L = 1 would make the bound 0 (errata E6)."""
-    return 2 if form == "printed" else 1
+def length_and_form(L: Length, log_L: Number | None, form: str) -> tuple[float, Form]:
+    """ln L and the form, once it has that length: where ln L multiplies, L = 1 would make the bound 0 (errata E6)."""
+    known = as_form(form)
+    return log_length(L, log_L, at_least=2 if known == "printed" else 1), known
 
 
 def second_order(

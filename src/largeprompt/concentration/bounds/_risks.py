@@ -12,8 +12,8 @@ import numpy as np
 from largeprompt.attention import AbstractLayer, Head, softmax_form
 from largeprompt.icl import LinearRegression, as_predictor, risk
 
-from ._bound import Bound, Length, Number, bound_of, log_length, log_sum, logarithm, real
-from ._over_queries import Form, as_form, second_order, shortest, slope_error
+from ._bound import Bound, Length, Number, bound_of, log_sum, logarithm, real
+from ._over_queries import Form, length_and_form, second_order, slope_error
 from ._tasks import Sizes, over_tasks, sizes
 
 _NOTES = (
@@ -46,8 +46,7 @@ def risk_bound(
     Expand the square. $\Delta^2 = E_w$ of Proposition 3.1 at $\sigma_w$. Errata: E2, E3.
     """
     size, norms = sizes(task), _norms(layer, task)
-    form = as_form(form)
-    l = log_length(L, log_L, at_least=shortest(form))
+    l, form = length_and_form(L, log_L, form)
     limit = logarithm(2 * float(risk(layer, task, math.inf).value)) / 2
     return bound_of("Lemma E.2", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
 
@@ -65,8 +64,7 @@ def risk_gradient_bound(
     In the layer's own parameters; $J_\infty^2\ge E\|\nabla T_\infty\|_F^2$, $\|\Gamma_W\|\le\|\Sigma\|(1+\|W\|^2)+s^2$.
     """
     size, norms = sizes(task), _norms(layer, task)
-    form = as_form(form)
-    l = log_length(L, log_L, at_least=shortest(form))
+    l, form = length_and_form(L, log_L, form)
     limit = logarithm(2 * float(risk(layer, task, math.inf).value)) / 2
     size_of_limit = logarithm((norms.mean * norms.U**2 + norms.slope) * size.G2 * size.query2) / 2
     return bound_of("Lemma E.4", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
@@ -80,8 +78,7 @@ def g1(
     $(2R_\infty)^{1/2} \le (E\|T_\infty\|^2)^{1/2}+(E\|y_q\|^2)^{1/2}$ and $\|U\|\|V\|\le2\rho^2$ there.
     """
     size, norms, limit, _ = _ball(task, rho)
-    form = as_form(form)
-    l = log_length(L, log_L, at_least=shortest(form))
+    l, form = length_and_form(L, log_L, form)
     return bound_of("Corollary E.3", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
 
 
@@ -90,8 +87,7 @@ def g2(
 ) -> Bound:
     r"""Corollary E.5: the supremum of $\|\nabla R_L-\nabla R_\infty\|$ over $\|(U,V)\|_F\le2\rho$, by Lemma E.4."""
     size, norms, limit, size_of_limit = _ball(task, rho)
-    form = as_form(form)
-    l = log_length(L, log_L, at_least=shortest(form))
+    l, form = length_and_form(L, log_L, form)
     return bound_of("Corollary E.5", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
 
 
