@@ -1,0 +1,83 @@
+"""A chart as data: panels of series with labels and roles, which a page and a picture are both drawn from."""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+# Okabe and Ito's palette: told apart by every kind of colour vision, on light and on dark paper. INK is the text's own.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+INK, GREY = "ink", "grey"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
+OF_ATTENTION = {"softmax": BLUE, "linear": VERMILION}
+
+Role = Literal["measured", "seed", "theory", "bound"]
+Dash = Literal["solid", "dash", "dot"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Series:
+    """One curve or cloud of points.
+
+    `role` says what a reader may hide: what was measured, one seed of it, theory, a bound. `low` and `high` are a band
+    around a line, error bars around points. `mark` is a matplotlib marker (o, s, x, ^, v, D) for points, empty for a
+    line alone. Series of one `label` share their place in the legend. Points that are not finite are gaps.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    role: Role = "measured"
+    colour: str = INK
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    line: bool = True
+    mark: str = ""
+    dash: Dash = "solid"
+    width: float = 1.4
+    in_legend: bool = True
+
+    def __post_init__(self):
+        for name in ("x", "y", "low", "high"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, np.asarray(value, float))
+        sizes = {len(value) for value in (self.x, self.y, self.low, self.high) if value is not None}
+        if len(sizes) != 1:
+            raise ValueError(
+                f"{self.label}: x, y and its limits have {sorted(sizes)} points; they must have equally many"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Panel:
+    """Series on one pair of axes; `remarks` are a line or two of text inside it."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_log: bool = True
+    y_log: bool = True
+    remarks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chart:
+    """Panels side by side, `columns` of them in a row; those of one row have the y-axis in common if `share_y`."""
+
+    panels: tuple[Panel, ...]
+    columns: int = 3
+    share_y: bool = True
+
+
+def level(label: str, value: float, x: Any, **style: Any) -> Series:
+    """A horizontal line from the first to the last of x."""
+    ends = np.asarray([np.min(x), np.max(x)], float)
+    return Series(label, ends, np.full(2, float(value)), **{"role": "theory", "width": 1.0, **style})
+
+
+def over_seeds(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over the first axis, and the least and greatest: the band over seeds."""
+    values = np.asarray(values, float)
+    return values.mean(axis=0), values.min(axis=0), values.max(axis=0)

@@ -1,0 +1,17 @@
+"""The ledger: every testable claim of the paper with what is measured for it, and a verdict by one rule."""
+
+from ._claim import ERRORS as ERRORS
+from ._claim import VERDICTS as VERDICTS
+from ._claim import Check as Check
+from ._claim import Claim as Claim
+from ._claim import Finding as Finding
+from ._claim import not_settled as not_settled
+
+_MODULES = ()
+CLAIMS: dict[str, Claim] = {
+    claim.key: claim
+    for claim in sorted(
+        (claim for module in _MODULES for claim in module.CLAIMS), key=lambda claim: (claim.key[0], int(claim.key[1:]))
+    )
+}
+"""By key: C1 … are what the figures are said to show, T1 … what the theory says."""

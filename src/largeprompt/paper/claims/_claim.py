@@ -1,0 +1,105 @@
+r"""What a claim is, and the one rule by which it is judged.
+
+A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, less,
+or equal within a stated tolerance. Its margin is by how much the number is on the right side. It *holds* if the margin
+exceeds three standard errors, *does not hold* if it is below minus three, and *holds within error* between. Where the
+number could not be measured, or its error exceeds what the check would resolve, it is *not settled at this preset*.
+A claim has the worst verdict among its checks; if one fails, it fails.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import xarray as xr
+
+from largeprompt.paper.pieces import Needed
+from largeprompt.paper.settings import Settings
+
+Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds within error", "not settled at this preset", "does not hold")
+ERRORS = 3.0  # standard errors that decide
+Results = Mapping[Needed, xr.Dataset]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A number that was measured, with its standard error, and what it is held against.
+
+    `=` asks for a difference of at most `tolerance`. An error above `resolution` settles nothing.
+    """
+
+    label: str
+    measured: float
+    relation: Literal["<", ">", "="]
+    target: float
+    error: float = 0.0
+    tolerance: float = 0.0
+    resolution: float = math.inf
+
+    @property
+    def margin(self) -> float:
+        """By how much the number is on the right side of its target."""
+        if self.relation == "=":
+            return self.tolerance - abs(self.measured - self.target)
+        return (self.measured - self.target) * (1 if self.relation == ">" else -1)
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the rule of this module."""
+        if not (math.isfinite(self.measured) and math.isfinite(self.target) and self.error <= self.resolution):
+            return "not settled at this preset"
+        if math.isnan(self.margin):
+            return "not settled at this preset"
+        reach = ERRORS * self.error
+        if self.margin > reach or (self.margin >= 0 and reach == 0):
+            return "holds"
+        return "does not hold" if self.margin < -reach else "holds within error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What became of a claim: its checks, the first of them the one to show, and a remark."""
+
+    checks: tuple[Check, ...]
+    remark: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the checks'; without any, nothing is settled."""
+        found = [VERDICTS.index(check.verdict) for check in self.checks]
+        return VERDICTS[max(found)] if found else "not settled at this preset"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A testable statement of the paper: where it stands, what is measured for it, and how numbers decide."""
+
+    key: str
+    place: str
+    statement: str
+    measured: str
+    needs: Callable[[Settings], tuple[Needed, ...]]
+    judge: Callable[[Settings, Results], Finding]
+    figures: tuple[str, ...] = ()
+
+    def entry(self, settings: Settings, results: Results) -> dict[str, Any]:
+        """Its line of the ledger, as plain data."""
+        finding = self.judge(settings, results)
+        checks = [dataclasses.asdict(check) | {"verdict": check.verdict} for check in finding.checks]
+        return {
+            "key": self.key,
+            "place": self.place,
+            "statement": self.statement,
+            "measured": self.measured,
+            "verdict": finding.verdict,
+            "remark": finding.remark,
+            "figures": list(self.figures),
+            "checks": checks,
+        }
+
+
+def not_settled(remark: str) -> Finding:
+    """For a preset that cannot decide."""
+    return Finding((), remark)

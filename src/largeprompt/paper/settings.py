@@ -1,0 +1,138 @@
+"""What a reproduction runs: presets, and the conventions in which code of this lineage differs from the paper's text."""
+
+import dataclasses
+from typing import Any
+
+from largeprompt import _checks as checks
+from largeprompt.icl import LinearRegression
+from largeprompt.lab import Record, Run
+
+ISOTROPIC, ANISOTROPIC = "identity", "kms:0.5"
+COVARIANCES = (ISOTROPIC, ANISOTROPIC)
+
+
+@dataclasses.dataclass(frozen=True)
+class Conventions:
+    """Factor of the scores, factor of the loss ½(ŷ−y)², covariance of queries; the paper's text by default."""
+
+    score_scale: float = 1.0
+    loss_factor: float = 1.0
+    query_sigma: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The sizes of a reproduction. Paper: Section 6 and Appendix A.
+
+    Training: `lengths` of Figures 2 and 6, of which `paths` are drawn in Figures 3 and 7 and `courses` in 4 and 8, from
+    `seeds` seeds; `starts` more seeds at some lengths count the starts that miss the optimum. At initialisation:
+    `short_to_long` lengths, `heads` draws of weights, `prompts` sampled for each. `laws_prompts` for each law of tokens
+    and length, `ladder` of lengths of flows up to `flow_time`.
+    """
+
+    preset: str
+    lengths: tuple[int, ...]
+    paths: tuple[int, ...]
+    courses: tuple[int, ...]
+    steps: int
+    seeds: int
+    starts: tuple[tuple[int, int], ...]
+    short_to_long: tuple[int, ...]
+    heads: int
+    prompts: int
+    law_lengths: tuple[int, ...]
+    law_prompts: int
+    ladder: tuple[int, ...]
+    flow_time: float
+    flow_seeds: int
+    record: Record
+    conventions: Conventions = Conventions()
+
+    def __post_init__(self):
+        checks.count("seeds", self.seeds)
+        self.runs(COVARIANCES[0], self.lengths[:1], 1)  # refuses conventions that make no run
+
+    def runs(self, covariance: str, lengths: tuple[int, ...], seeds: int | None = None) -> tuple[Run, ...]:
+        """The pairs of softmax and linear attention trained at each length, from each seed."""
+        convention: Any = dataclasses.asdict(self.conventions)
+        return tuple(
+            Run(
+                L=L,
+                sigma=covariance,
+                d=5,
+                steps=self.steps,
+                record=self.record,
+                weight_seed=s,
+                data_seed=s,
+                **convention,
+            )
+            for L in lengths
+            for s in range(self.seeds if seeds is None else seeds)
+        )
+
+    def task(self, covariance: str) -> LinearRegression:
+        """The regression of the experiments."""
+        return self.runs(covariance, self.lengths[:1], 1)[0].task()
+
+    def seeds_at(self, L: int) -> int:
+        """How many seeds are trained at a length."""
+        return max(self.seeds, dict(self.starts).get(L, 0))
+
+
+_TENS, _HUNDREDS = tuple(range(10, 100, 10)), tuple(range(100, 1001, 100))
+PRESETS = {
+    "smoke": Settings(
+        preset="smoke",
+        lengths=(10, 40),
+        paths=(10, 40),
+        courses=(10, 40),
+        steps=2000,
+        seeds=2,
+        starts=(),
+        short_to_long=(10, 40),
+        heads=2,
+        prompts=200,
+        law_lengths=(20, 60),
+        law_prompts=100,
+        ladder=(10, 100),
+        flow_time=3.0,
+        flow_seeds=1,
+        record=Record(points=12, draws=2**10),
+    ),
+    "quick": Settings(
+        preset="quick",
+        lengths=(10, 30, 100, 300, 1000),
+        paths=(10, 30, 100, 300, 1000),
+        courses=(10, 100, 1000),
+        steps=100_000,
+        seeds=3,
+        starts=((100, 16),),
+        short_to_long=(10, 30, 100, 300, 1000, 3000, 10_000),
+        heads=8,
+        prompts=4000,
+        law_lengths=(10, 30, 100, 300, 1000, 3000, 10_000),
+        law_prompts=600,
+        ladder=(10, 100, 1000, 10_000),
+        flow_time=1000.0,
+        flow_seeds=1,
+        record=Record(points=60, every=2000),
+    ),
+    "paper": Settings(
+        preset="paper",
+        lengths=_TENS + _HUNDREDS,
+        paths=(10, 20, 50, 100, 200, 500, 1000),
+        courses=(10, 100, 1000),
+        steps=500_000,
+        seeds=1,
+        starts=((10, 20), (100, 20)),
+        short_to_long=(10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000),
+        heads=32,
+        prompts=20_000,
+        law_lengths=(10, 30, 100, 300, 1000, 3000, 10_000),
+        law_prompts=2000,
+        ladder=(10, 100, 1000, 10_000, 100_000),
+        flow_time=1000.0,
+        flow_seeds=8,
+        record=Record(points=60, every=10_000),
+    ),
+}
