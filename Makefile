@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration docs docs-serve lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
 	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
 	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
+	@echo "make docs        build the documentation site in build/site/ (docs-serve: show it while you write)"
 	@echo "make lock        resolve the locked versions anew"
 
 reproduce: $(VENV)/.run
@@ -48,6 +49,14 @@ bench-training: $(VENV)/.bench
 bench-concentration: $(VENV)/.run
 	$(BIN)/python benchmarks/concentration.py --long
 
+# The variable silences an announcement of the theme's authors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "built: open build/site/index.html, or make docs-serve to search in it too"
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --open
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "largeprompt needs Python 3.11 or newer; set PYTHON=/path/to/python3.11 (found: '$(PYTHON)')" >&2; exit 1; }
@@ -64,6 +73,10 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.run
 	$(PIP) install --require-hashes -r requirements/dev.lock
 	@touch $@
 
+$(VENV)/.docs: requirements/docs.lock $(VENV)/.run
+	$(PIP) install --require-hashes -r requirements/docs.lock
+	@touch $@
+
 # PyTorch is pinned, not hash-locked: each platform has its own build of it.
 $(VENV)/.bench: pyproject.toml $(VENV)/.run
 	$(PIP) install torch==2.13.0
@@ -73,6 +86,7 @@ lock: $(VENV)/bin/python
 	$(PIP) install uv
 	$(BIN)/uv pip compile pyproject.toml requirements/build.in $(LOCK) --output-file requirements/run.lock
 	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra dev --constraints requirements/run.lock $(LOCK) --output-file requirements/dev.lock
+	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra docs --constraints requirements/dev.lock $(LOCK) --output-file requirements/docs.lock
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade
 
