@@ -4,6 +4,7 @@ import os
 import sys
 
 from . import _concentration as _concentration
+from . import _paper as _paper
 from . import _reproduce as _reproduce
 from . import _runs as _runs
 from . import _train as _train

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, value
-from ._output import name_files, part_done, print_json, progress, rows, show, write
+from ._output import name_files, part_done, print_json, progress, rows, show
 
 if TYPE_CHECKING:
     from largeprompt.lab import Study
@@ -62,6 +62,7 @@ def concentration(
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study = _study(config, given)
     from largeprompt.paper import concentration as told
+    from largeprompt.paper.files import write
 
     out.mkdir(parents=True, exist_ok=True)
     work = study.work

@@ -1,7 +1,9 @@
 """What the commands share: progress, files, tables, JSON."""
 
 import json
-import math
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,21 +26,25 @@ def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
         yield lambda description, work=1: progress.update(task, advance=work, description=description)
 
 
-def write(out: Path, stem: str, figure, data: xr.Dataset) -> list[Path]:
-    """Write a figure and its data in every format, each file at once."""
-    from largeprompt.lab import replacing
-    from largeprompt.paper.drawing import save
+@contextmanager
+def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
+    """Bars around work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
+    from largeprompt.lab import Interrupted
 
-    writers = {
-        **{suffix: lambda path: save(figure, path) for suffix in (".svg", ".pdf", ".png")},
-        ".csv": lambda path: data.to_dataframe().to_csv(path),
-        ".nc": lambda path: data.to_netcdf(path, engine="scipy"),
-    }
-    files = [out / f"{stem}{suffix}" for suffix in writers]
-    for file in files:
-        with replacing(file) as path:
-            writers[file.suffix](path)
-    return files
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # what batch systems send first
+    try:
+        with bars:
+            yield bars
+    except (Interrupted, KeyboardInterrupt):
+        errors.print(f"largeprompt: interrupted: {kept()}; the same command goes on", highlight=False, soft_wrap=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def records(data: xr.Dataset) -> dict:
@@ -59,18 +65,9 @@ def part_done(part: int | str) -> str:
 
 def print_json(files: list[Path], numbers: dict[str, Any]) -> None:
     """All numbers on the output, and where the files are."""
-    print(json.dumps(_plain({"files": [str(file) for file in files], **numbers}), indent=1, allow_nan=False))
+    from largeprompt.paper.files import plain
 
-
-def _plain(value: Any) -> Any:
-    """With `inf` as text and null for what is not a number, which JSON cannot say."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
+    print(json.dumps(plain({"files": [str(file) for file in files], **numbers}), indent=1, allow_nan=False))
 
 
 def show(parts, width: int = 76) -> None:

@@ -1,6 +1,5 @@
-"""The executable paper, and the risks and flows of one task."""
+"""The least risks and the flows of one task."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -8,40 +7,7 @@ import typer
 import xarray as xr
 
 from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
-from ._output import name_files, part_done, print_json, progress, records, rows, show, write
-
-
-@app.command()
-def reproduce(
-    preset: Annotated[str, typer.Option(help="How much to run: quick or smoke.")] = "quick",
-    out: Out = Path("results"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, queries and prompts.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Convergence to the infinite prompt, the least in-context risks, and gradient flows by prompt length."""
-    from largeprompt.paper import convergence, drawing, learning, tables
-
-    if preset not in convergence.PRESETS:
-        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(convergence.PRESETS)}")
-    settings = dataclasses.replace(convergence.PRESETS[preset], seed=seed)
-    in_context = learning.PRESETS[preset]
-    out.mkdir(parents=True, exist_ok=True)
-    work = {name: study.work for name, study in convergence.studies(settings).items()}
-    with progress("measuring", sum(sum(shares.values()) for shares in work.values())) as done:
-        data = convergence.measure(settings, lambda name, part: done(f"{name}: {part_done(part)}", work[name][part]))
-    files = write(out, "convergence", drawing.convergence(data), data)
-    least = _optima(in_context)
-    files += write(out, "optima", drawing.optima(least), least)
-    rungs = _flows(in_context)
-    files += write(out, "flows", drawing.ladder(rungs), rungs)
-    if as_json:
-        studied = {"settings": data.attrs, "deviations": rows(data, True), "rates": rows(data, False)}
-        print_json(files, {**studied, "optima": records(least), "flows": records(rungs)})
-    else:
-        show(tables.convergence_tables(data), width=110)
-        show(tables.optima_tables(least))
-        show(tables.flow_tables(rungs))
-        name_files(files)
+from ._output import name_files, print_json, progress, records, show
 
 
 @app.command()
@@ -55,6 +21,7 @@ def optima(
 ) -> None:
     """The least in-context risk of softmax and linear attention beside the Bayes risk, by prompt length, exactly."""
     from largeprompt.paper import drawing, learning, tables
+    from largeprompt.paper.files import write
 
     settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=_whole_numbers("--L", lengths))
     out.mkdir(parents=True, exist_ok=True)
@@ -80,6 +47,7 @@ def flows(
 ) -> None:
     """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
     from largeprompt.paper import drawing, learning, tables
+    from largeprompt.paper.files import write
 
     ladder = _whole_numbers("--L", lengths)
     settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)

@@ -1,16 +1,13 @@
 """Training runs: settings from options and a file, a sweep over the cores, a table and a figure."""
 
-import os
 import re
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, errors, screen, value
-from ._output import name_files, print_json, progress, show, write
+from ._app import Json, Out, app, screen, value
+from ._output import interruptible, name_files, print_json, progress, show
 
 if TYPE_CHECKING:
     from largeprompt.lab import Forecast, Run, Store
@@ -125,28 +122,19 @@ def _carried_out(runs: "tuple[Run, ...]", store: "Store", jobs: int, checkpoint:
 
     from ._bars import Bars
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)  # what batch systems send first
-    try:
-        with Bars(runs) as bars:
-            options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each}
-            return lab.sweep(runs, store, jobs=jobs, **options)
-    except lab.Interrupted:
+    def kept() -> str:
         done = sum(store.path(run.hash).exists() for run in runs)
-        line = f"interrupted: {done} of {len(runs)} runs are finished, the others kept in {store.folder}"
-        errors.print(f"largeprompt: {line}; the same command goes on", highlight=False, soft_wrap=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return f"{done} of {len(runs)} runs are finished, the others kept in {store.folder}"
+
+    with interruptible(Bars(runs), kept) as bars:
+        options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each}
+        return lab.sweep(runs, store, jobs=jobs, **options)
 
 
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
     from largeprompt.paper import training
+    from largeprompt.paper.files import write
 
     rows = lab.summary(results)
     files = write(out, "training", training.risks(results), training.rows_as_dataset(rows))
@@ -167,11 +155,10 @@ def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
 
 
 def _told(expected: "Forecast", runs: int, jobs: int) -> str:
+    from largeprompt.lab import duration
+
     if not expected.each:
         return f"{runs} runs, all in the store"
-    minutes, seconds = divmod(round(expected.seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
     there = f", {runs - len(expected.each)} in the store" if runs > len(expected.each) else ""
     sizes = f"{expected.memory / 2**20:.0f} MB of memory, {expected.disk / 2**20:.1f} MB of disk"
-    return f"{len(expected.each)} runs to do{there}, {jobs} at a time: about {time}, {sizes}"
+    return f"{len(expected.each)} runs to do{there}, {jobs} at a time: about {duration(expected.seconds)}, {sizes}"

@@ -6,6 +6,7 @@ from ._execution import Watcher as Watcher
 from ._execution import train as train
 from ._files import replacing as replacing
 from ._forecast import Forecast as Forecast
+from ._forecast import duration as duration
 from ._forecast import forecast as forecast
 from ._laws import layer_from as layer_from
 from ._laws import lengths_from as lengths_from

@@ -87,3 +87,10 @@ def _makespan(seconds: list[float], jobs: int) -> float:
     for length in sorted(seconds, reverse=True):
         ends[ends.index(min(ends))] += length
     return max(ends)
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -22,16 +22,18 @@ def sweep(
     watcher: Watcher | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     seconds: Mapping[Run, float] | None = None,
+    stop: threading.Event | None = None,
 ) -> list[xr.Dataset]:
     """The results of many runs, `jobs` at a time, those with the most `seconds` to go first.
 
     Runs that are in the store are not run again. Several processes given the same runs share them. An interrupt
-    (Ctrl-C) makes every run keep a checkpoint and raises `Interrupted`; so does the failure of one run.
+    (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`; so does the
+    failure of one run.
     """
     store, watcher = store or Store(), watcher or Watcher()
     expected = seconds or {}
     order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
-    work = _Work(runs, order, store, watcher, checkpoint_seconds)
+    work = _Work(runs, order, store, watcher, checkpoint_seconds, stop or threading.Event())
     ends = [work.begin() for _ in range(jobs or usable_cores())]
     try:
         _wait(ends)
@@ -41,6 +43,8 @@ def sweep(
         raise Interrupted from None
     if work.failure is not None:
         raise work.failure
+    if len(work.results) < len(runs):
+        raise Interrupted
     return [work.results[i] for i in range(len(runs))]
 
 
@@ -55,12 +59,18 @@ class _Work:
     """Runs waiting for a thread to take them."""
 
     def __init__(
-        self, runs: Sequence[Run], order: list[int], store: Store, watcher: Watcher, checkpoint_seconds: float
+        self,
+        runs: Sequence[Run],
+        order: list[int],
+        store: Store,
+        watcher: Watcher,
+        checkpoint_seconds: float,
+        stop: threading.Event,
     ):
         self._runs, self._waiting, self._store, self._watcher = runs, order, store, watcher
         self._checkpoint_seconds = checkpoint_seconds
         self._lock = threading.Lock()
-        self.stop = threading.Event()
+        self.stop = stop
         self.results: dict[int, xr.Dataset] = {}
         self.failure: BaseException | None = None
 

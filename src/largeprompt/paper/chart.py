@@ -11,6 +11,9 @@ INK, GREY = "ink", "grey"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
 OF_ATTENTION = {"softmax": BLUE, "linear": VERMILION}
 
+# From viridis, without its ends: an order that shows in grey and in every kind of colour vision.
+_SEQUENCE = ("#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#9fda3a", "#d8c61f")
+
 Role = Literal["measured", "seed", "theory", "bound"]
 Dash = Literal["solid", "dash", "dot"]
 
@@ -77,7 +80,15 @@ def level(label: str, value: float, x: Any, **style: Any) -> Series:
     return Series(label, ends, np.full(2, float(value)), **{"role": "theory", "width": 1.0, **style})
 
 
+def sequence(n: int) -> tuple[str, ...]:
+    """Colours in order, from dark to light; past their number they begin anew."""
+    if n < 2:
+        return _SEQUENCE[:n]
+    places = [round(i * (len(_SEQUENCE) - 1) / (n - 1)) for i in range(n)] if n <= len(_SEQUENCE) else range(n)
+    return tuple(_SEQUENCE[place % len(_SEQUENCE)] for place in places)
+
+
 def over_seeds(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over the first axis, and the least and greatest: the band over seeds."""
+    """Mean over the first axis, and the least and greatest: the band over seeds. A seed that is NaN does not count."""
     values = np.asarray(values, float)
-    return values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    return np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)

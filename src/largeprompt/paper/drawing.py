@@ -1,19 +1,20 @@
-"""The house style of figures, and how each dataset is drawn."""
+"""The house style of figures, and how a chart is drawn with it."""
 
-from itertools import cycle
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+from largeprompt.paper.chart import COLOURS as _PALETTE
+from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series
+
+_HUES = {INK: "#000000", GREY: "#777777"}
+COLOURS = tuple(_HUES.get(colour, colour) for colour in _PALETTE)
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -29,6 +30,9 @@ TITLES = {
     "risk": r"risk  $R_L$",
     "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
 }
+_DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5))}
+_REACH = 3.0  # decades above all else up to which a bound is drawn
+_WIDTH = 7.2  # inches, of a page
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -38,87 +42,68 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, **options.get(path.suffix, {"dpi": 200}))
 
 
-def convergence(data: xr.Dataset) -> Figure:
-    """One panel a quantity: measured points with error bars on the predicted lines, which are not fitted."""
+def draw(chart: Chart) -> Figure:
+    """A chart on paper: panels in rows, one legend for all."""
+    columns = min(chart.columns, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        size = (_WIDTH, 0.8 + 2.4 * rows) if columns > 1 else (5.4, 4.2)
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
-        panels = np.atleast_1d(figure.subplots(1, data.sizes["quantity"]))
-        for panel, quantity in zip(panels, data.quantity.values, strict=True):
-            for law, colour, marker in zip(data.law.values, COLOURS, MARKERS, strict=False):
-                curve = data.sel(law=law, quantity=quantity)
-                panel.plot(data.L, curve.predicted, color=colour, linewidth=1)
-                panel.errorbar(
-                    data.L,
-                    curve.measured,
-                    yerr=2 * curve.stderr,
-                    fmt=marker,
-                    color=colour,
-                    elinewidth=0.8,
-                    markerfacecolor="white",
-                    label=str(law),
-                )
-            panel.set(xscale="log", yscale="log", xlabel="prompt length $L$", title=TITLES[str(quantity)])
-            panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
-        panels[0].set_ylabel("mean squared deviation\nfrom the infinite prompt")
-        handles, labels = panels[0].get_legend_handles_labels()
-        handles.append(Line2D([], [], color="0.3", linewidth=1))
-        figure.legend(
-            handles, [*labels, "predicted"], loc="outside lower center", ncols=len(labels) // 2 + 1, frameon=False
-        )
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if chart.share_y else False)
+        for unused in axes.flat[len(chart.panels) :]:
+            unused.set_visible(False)
+        for i, (ax, panel) in enumerate(zip(axes.flat, chart.panels, strict=False)):
+            _panel(ax, panel)
+            first = i % columns == 0
+            if first or not chart.share_y or panel.y_label != chart.panels[i - 1].y_label:
+                ax.set_ylabel(panel.y_label)
+        shown = [ax.get_legend_handles_labels() for ax in axes.flat]
+        unique = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
+        if unique:
+            fits = max(1, (130 if columns > 1 else 100) // (max(map(len, unique)) + 8))
+            figure.legend(
+                unique.values(), unique.keys(), loc="outside lower center", ncols=min(fits, len(unique)), frameon=False
+            )
     return figure
 
 
-NAMES = {"identity": r"$\Sigma = I$"}
+def _panel(ax: Axes, panel: Panel) -> None:
+    ax.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
+    ax.set(title=panel.title, xlabel=panel.x_label)
+    ax.grid(True, which="major", linewidth=0.3, alpha=0.5)
+    top = max((_top(series) for series in panel.series if series.role != "bound"), default=math.inf)
+    order = {"bound": 0, "seed": 1, "theory": 3, "measured": 2}
+    for series in sorted(panel.series, key=lambda series: order[series.role]):
+        if series.role != "bound" or _top(series) <= top * 10**_REACH:
+            _series(ax, series)
+    for i, remark in enumerate(panel.remarks):
+        ax.text(0.97, 0.97 - 0.08 * i, remark, transform=ax.transAxes, ha="right", va="top", fontsize=6.5, color="0.3")
 
 
-def _title(covariance: str) -> str:
-    kind, _, argument = covariance.partition(":")
-    return NAMES.get(covariance, rf"$\Sigma_{{ij}} = {argument or 0.5}^{{|i-j|}}$" if kind == "kms" else covariance)
+def _top(series: Series) -> float:
+    finite = series.y[np.isfinite(series.y)]
+    return float(finite.max()) if len(finite) else -math.inf
 
 
-def optima(data: xr.Dataset) -> Figure:
-    """One panel a covariance: the least risks of softmax and linear attention, the Bayes risk and the noise floor."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = np.atleast_1d(figure.subplots(1, data.sizes["covariance"], sharey=True))
-        for panel, covariance in zip(panels, data.covariance.values, strict=True):
-            curves = data.sel(covariance=covariance)
-            for name, colour, marker in zip(("softmax", "linear", "Bayes"), COLOURS, MARKERS, strict=False):
-                label = {"Bayes": "Bayes (ridge)"}.get(name, f"best {name} attention")
-                panel.plot(data.L, curves[name], color=colour, marker=marker, markerfacecolor="white", label=label)
-            panel.axhline(float(data.floor), color="0.4", linestyle=":", linewidth=1, label="noise floor $s^2/2$")
-            panel.set(xscale="log", yscale="log", xlabel="prompt length $L$", title=_title(str(covariance)))
-            panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
-        panels[0].set_ylabel(r"least risk  $\frac{1}{2}E(\hat y - y)^2$")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure
-
-
-def ladder(data: xr.Dataset) -> Figure:
-    """For each covariance, over time: the distance of each finite flow to the infinite one, and the risks of all."""
-    with matplotlib.rc_context(STYLE):
-        rows = data.sizes["covariance"]
-        figure = Figure(figsize=(7.2, 0.6 + 2.3 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(rows, 2, squeeze=False, sharex=True)
-        for (left, right), covariance in zip(panels, data.covariance.values, strict=True):
-            curves = data.sel(covariance=covariance)
-            for L, colour in zip(data.L.values, cycle(COLOURS), strict=False):
-                left.plot(data.t, curves.distance.sel(L=L), color=colour, label=f"$L = {L}$")
-                right.plot(data.t, curves.risk.sel(L=L), color=colour)
-            right.plot(data.t, curves.infinite, color="black", linestyle="--", linewidth=1, label=r"$L = \infty$")
-            right.axhline(float(data.floor), color="0.4", linestyle=":", linewidth=1, label="noise floor $s^2/2$")
-            left.set(xscale="log", yscale="log", title=f"{_title(str(covariance))}: distance to the infinite flow")
-            right.set(xscale="log", yscale="log", title=f"{_title(str(covariance))}: risk along the flow")
-            for panel in (left, right):
-                panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
-            left.set_ylabel(r"$\|\theta_L(t) - \theta_\infty(t)\|$")
-            right.set_ylabel(r"$R_L(\theta_L(t))$")
-        for panel in panels[-1]:
-            panel.set_xlabel("time $t$ of the gradient flow")
-        shown = [panel.get_legend_handles_labels() for panel in panels[0]]
-        handles, labels = ([item for pair in shown for item in pair[i]] for i in (0, 1))
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
+def _series(ax: Axes, series: Series) -> None:
+    colour = _HUES.get(series.colour, series.colour)
+    faint = series.role == "seed"
+    style: dict[str, Any] = {
+        "color": colour,
+        "linestyle": _DASHES[series.dash] if series.line else "none",
+        "linewidth": 0.6 if faint else series.width,
+        "marker": series.mark or None,
+        "markerfacecolor": colour if series.mark in ("x", "+") else "white",
+        "alpha": 0.45 if faint else 1.0,
+        "zorder": {"seed": 1.5, "theory": 2.5}.get(series.role, 3),
+        "label": series.label if series.in_legend else None,
+    }
+    limits = series.low is not None and series.high is not None
+    if limits and not series.line:
+        off = np.clip(np.stack([series.y - series.low, series.high - series.y]), 0, None)
+        ax.errorbar(series.x, series.y, yerr=off, elinewidth=0.8, **style)
+        return
+    ax.plot(series.x, series.y, **style)
+    if limits:
+        ax.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)  # pyright: ignore

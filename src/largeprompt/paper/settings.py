@@ -1,4 +1,4 @@
-"""What a reproduction runs: presets, and the conventions in which code of this lineage differs from the paper's text."""
+"""What a reproduction runs: presets, and conventions in which code of this lineage differs from the paper's text."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,8 @@ class Settings:
     """The sizes of a reproduction. Paper: Section 6 and Appendix A.
 
     Training: `lengths` of Figures 2 and 6, of which `paths` are drawn in Figures 3 and 7 and `courses` in 4 and 8, from
-    `seeds` seeds; `starts` more seeds at some lengths count the starts that miss the optimum. At initialisation:
+    `seeds` seeds; `starts` more seeds at some lengths count the starts that miss the optimum; `traps` are the
+    lengths, by covariance, at which spurious minima of softmax attention are looked for. At initialisation:
     `short_to_long` lengths, `heads` draws of weights, `prompts` sampled for each. `laws_prompts` for each law of tokens
     and length, `ladder` of lengths of flows up to `flow_time`.
     """
@@ -37,6 +38,7 @@ class Settings:
     steps: int
     seeds: int
     starts: tuple[tuple[int, int], ...]
+    traps: tuple[tuple[str, tuple[int, ...]], ...]
     short_to_long: tuple[int, ...]
     heads: int
     prompts: int
@@ -89,6 +91,7 @@ PRESETS = {
         steps=2000,
         seeds=2,
         starts=(),
+        traps=(),
         short_to_long=(10, 40),
         heads=2,
         prompts=200,
@@ -107,6 +110,7 @@ PRESETS = {
         steps=100_000,
         seeds=3,
         starts=((100, 16),),
+        traps=((ISOTROPIC, (1000,)),),
         short_to_long=(10, 30, 100, 300, 1000, 3000, 10_000),
         heads=8,
         prompts=4000,
@@ -125,6 +129,7 @@ PRESETS = {
         steps=500_000,
         seeds=1,
         starts=((10, 20), (100, 20)),
+        traps=tuple((covariance, (100, 200, 500, 1000)) for covariance in COVARIANCES),
         short_to_long=(10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000),
         heads=32,
         prompts=20_000,

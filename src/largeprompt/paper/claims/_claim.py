@@ -1,11 +1,4 @@
-r"""What a claim is, and the one rule by which it is judged.
-
-A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, less,
-or equal within a stated tolerance. Its margin is by how much the number is on the right side. It *holds* if the margin
-exceeds three standard errors, *does not hold* if it is below minus three, and *holds within error* between. Where the
-number could not be measured, or its error exceeds what the check would resolve, it is *not settled at this preset*.
-A claim has the worst verdict among its checks; if one fails, it fails.
-"""
+"""What a claim is, and the one rule by which it is judged."""
 
 import dataclasses
 import math
@@ -20,6 +13,14 @@ from largeprompt.paper.settings import Settings
 Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds within error", "not settled at this preset", "does not hold")
 ERRORS = 3.0  # standard errors that decide
+RULE = (
+    "A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, "
+    "less, or equal within a stated tolerance. Its margin is by how much the number is on the right side. It holds if "
+    "the margin exceeds three standard errors and does not hold if it is below minus three. Between, an equality holds "
+    "within error; so does an inequality that is on the right side, and one on the wrong side is not settled. Where "
+    "the number could not be measured, or its error exceeds what the check would resolve, it is not "
+    "settled at this preset. A claim has the worst verdict among its checks: if one fails, it fails."
+)
 Results = Mapping[Needed, xr.Dataset]
 
 
@@ -47,7 +48,7 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """By the rule of this module."""
+        """By the rule."""
         if not (math.isfinite(self.measured) and math.isfinite(self.target) and self.error <= self.resolution):
             return "not settled at this preset"
         if math.isnan(self.margin):
@@ -55,7 +56,9 @@ class Check:
         reach = ERRORS * self.error
         if self.margin > reach or (self.margin >= 0 and reach == 0):
             return "holds"
-        return "does not hold" if self.margin < -reach else "holds within error"
+        if self.margin < -reach:
+            return "does not hold"
+        return "holds within error" if self.relation == "=" or self.margin >= 0 else "not settled at this preset"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""Figures 2 and 6: the risk at the end of training, by prompt length."""
+
+import numpy as np
+import xarray as xr
+
+from largeprompt.lab import VERDICTS
+from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level, over_seeds
+from largeprompt.paper.pieces import Levels, Needed
+from largeprompt.paper.settings import ANISOTROPIC, Settings
+
+from ._figure import AbstractFigure, Results
+from ._words import covariates
+
+MEMBERS = ("softmax", "linear")
+_MARKS = {"softmax": "o", "linear": "s"}
+_TAIL = 0.1  # the last part of a run, by whose spread the noise of its final risk is told
+
+
+class FinalRisk(AbstractFigure):
+    """Risks at convergence, trapped runs as their own marks, on the exact optima and what bounds them from below."""
+
+    @property
+    def title(self) -> str:
+        return f"Risk at the end of training, {covariates(self.covariance)}"
+
+    @property
+    def look(self) -> str:
+        return (
+            "Runs that find the optimum lie on the exact curves: linear attention below softmax at every length, both "
+            "above the Bayes risk and falling to the noise floor. Crosses are runs that ended in a spurious minimum; "
+            "dotted lines are where theory puts the lowest one."
+        )
+
+    def needs(self, settings: Settings) -> tuple[Needed, ...]:
+        return (levels(settings, self.covariance), *trained(settings, self.covariance))
+
+    def dataset(self, settings: Settings, results: Results) -> xr.Dataset:
+        known = results[levels(settings, self.covariance)].rename(
+            {"softmax": "softmax_optimum", "linear": "linear_optimum"}
+        )
+        ends = final_risks(settings, self.covariance, results)
+        return xr.merge([known, ends], combine_attrs="drop").assign_attrs(
+            covariance=self.covariance, steps=settings.steps, risk="half the mean squared error"
+        )
+
+    def chart(self, data: xr.Dataset) -> Chart:
+        L, series = data.L.values, []
+        for member in MEMBERS:
+            hue, mark = OF_ATTENTION[member], _MARKS[member]
+            here = data.sel(member=member)
+            good = here.risk.where(here.verdict == "converged").values
+            some = np.isfinite(good).any(axis=1)
+            if some.any():
+                centre, low, high = over_seeds(good[some].T)
+                label = f"{member}, converged (range over seeds)"
+                series.append(Series(label, L[some], centre, "measured", hue, low, high, line=False, mark=mark))
+            for end, sign in (("trapped", "x"), ("unfinished", "^"), ("diverged", "v")):
+                at, seed = np.nonzero((here.verdict == end).values & np.isfinite(here.risk.values))
+                if len(at):
+                    risk = here.risk.values[at, seed]
+                    series.append(Series(f"{member}, {end}", L[at], risk, colour=hue, line=False, mark=sign))
+            at, seed = np.nonzero(np.isfinite(here.risk.values))
+            shown = {"role": "seed", "colour": hue, "line": False, "mark": ".", "in_legend": False}
+            series.append(Series(f"{member}, each seed", L[at], here.risk.values[at, seed], **shown))
+            best = data[f"{member}_optimum"].values
+            series.append(Series(f"best {member} attention", L, best, "theory", hue))
+            trap = data[f"{member}_trap"].values
+            if np.isfinite(trap).any():
+                known = np.isfinite(trap)
+                style = {"colour": hue, "dash": "dot", "mark": "" if known.sum() > 1 else "_", "width": 1.1}
+                series.append(Series(f"lowest spurious {member} minimum", L[known], trap[known], "theory", **style))
+        series.append(Series("Bayes (ridge regression)", L, data.Bayes.values, "theory", GREEN, dash="dash"))
+        series.append(level("noise floor s²/2", float(data.floor), L, colour=GREY, dash="dash"))
+        panel = Panel(covariates(self.covariance), "prompt length L", "final risk  ½E(ŷ−y)²", tuple(series))
+        return Chart((panel,), columns=1)
+
+    def told(self, data: xr.Dataset) -> list[str]:
+        lines = []
+        for L in (int(data.L[0]), int(data.L[-1])):
+            at = data.sel(L=L)
+            parts = [_told(at, member) for member in MEMBERS]
+            lines.append(f"L = {L}: {'; '.join(parts)}; Bayes {float(at.Bayes):.5f}.")
+        for member in MEMBERS:
+            ends = data.verdict.sel(member=member).values.ravel()
+            counts = [f"{int((ends == end).sum())} {end}" for end in VERDICTS if (ends == end).any()]
+            lines.append(f"{member}: of {int((ends != '').sum())} runs {', '.join(counts)}.")
+        return lines
+
+
+def _told(at: xr.Dataset, member: str) -> str:
+    here = at.sel(member=member)
+    good = here.risk.values[here.verdict.values == "converged"]
+    best = f"best {float(at[f'{member}_optimum']):.5f}"
+    return f"{member} {good.mean():.5f} ({best})" if len(good) else f"{member}: no run converged ({best})"
+
+
+def levels(settings: Settings, covariance: str) -> Levels:
+    """What the final risks are held against."""
+    traps = dict(settings.traps).get(covariance, ())
+    query = settings.conventions.query_sigma
+    return Levels(covariance, settings.lengths, traps, query_sigma=query)
+
+
+def trained(settings: Settings, covariance: str) -> tuple[Needed, ...]:
+    """All runs of a covariance."""
+    return tuple(run for L in settings.lengths for run in settings.runs(covariance, (L,), settings.seeds_at(L)))
+
+
+def final_risks(settings: Settings, covariance: str, results: Results) -> xr.Dataset:
+    """Where every run ended, by attention, length and seed; a seed that was not run at a length is NaN.
+
+    The error is what the last tenth of the run varies by, and what the nodes of the recorded risk leave.
+    """
+    most = max(settings.seeds_at(L) for L in settings.lengths)
+    shape = (len(MEMBERS), len(settings.lengths), most)
+    risk, error = np.full(shape, np.nan), np.full(shape, np.nan)
+    verdict = np.full(shape, "", dtype="<U10")
+    for j, L in enumerate(settings.lengths):
+        for k, run in enumerate(settings.runs(covariance, (L,), settings.seeds_at(L))):
+            data = results[run]
+            late = data.step.values >= (1 - _TAIL) * run.steps
+            for i, member in enumerate(MEMBERS):
+                here = data.sel(member=member)
+                risk[i, j, k], verdict[i, j, k] = float(here.risk[-1]), str(here.verdict.values)
+                error[i, j, k] = np.hypot(np.std(here.risk.values[late]), float(here.risk_stderr[-1]))
+    dims = ("member", "L", "seed")
+    return xr.Dataset(
+        {
+            "risk": (dims, risk, {"long_name": "exact risk at the last parameters"}),
+            "risk_error": (dims, error, {"long_name": "noise of the descent and of the nodes of the risk"}),
+            "verdict": (dims, verdict),
+        },
+        coords={"member": list(MEMBERS), "L": np.asarray(settings.lengths, np.int32), "seed": np.arange(most)},
+    )
+
+
+FIGURES = (FinalRisk("2"), FinalRisk("6", ANISOTROPIC))

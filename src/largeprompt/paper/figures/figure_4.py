@@ -1,0 +1,123 @@
+"""Figures 4 and 8: the risk along training."""
+
+import numpy as np
+import xarray as xr
+
+from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
+from largeprompt.paper.pieces import Flow, Needed
+from largeprompt.paper.settings import ANISOTROPIC, Settings
+
+from ._figure import AbstractFigure, Results
+from ._words import covariates
+
+MEMBERS = ("softmax", "linear")
+
+
+class Courses(AbstractFigure):
+    """Exact risks along SGD, beside those along the population gradient flow from the same start."""
+
+    @property
+    def title(self) -> str:
+        return f"Risk along training, {covariates(self.covariance)}"
+
+    @property
+    def look(self) -> str:
+        return (
+            "SGD follows the exact population flow from its start, plateau by plateau, down to the least risk of its "
+            "attention or to a spurious minimum above it. Dashed: the flow; thin: each seed."
+        )
+
+    def needs(self, settings: Settings) -> tuple[Needed, ...]:
+        return (*settings.runs(self.covariance, settings.courses), *_flows(settings, self.covariance).values())
+
+    def dataset(self, settings: Settings, results: Results) -> xr.Dataset:
+        runs = {L: [results[r] for r in settings.runs(self.covariance, (L,))] for L in settings.courses}
+        flows = _flows(settings, self.covariance)
+        first = runs[settings.courses[0]][0]
+        shape = (len(MEMBERS), len(settings.courses), settings.seeds)
+        flow, optimum = np.full((*shape, first.sizes["step"]), np.nan), np.empty(shape[:2])
+        risk, verdict = np.empty_like(flow), np.empty(shape, dtype="<U10")
+        for i, member in enumerate(MEMBERS):
+            for j, L in enumerate(settings.courses):
+                optimum[i, j] = float(runs[L][0].optimum.sel(member=member))
+                for k, data in enumerate(runs[L]):
+                    here = data.sel(member=member)
+                    risk[i, j, k], verdict[i, j, k] = here.risk.values, str(here.verdict.values)
+                    if (member, L, k) in flows:
+                        flow[i, j, k] = results[flows[member, L, k]].risk.values
+        dims = ("member", "L", "seed")
+        return xr.Dataset(
+            {
+                "risk": ((*dims, "step"), risk, {"long_name": "exact risk along SGD"}),
+                "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if not made"}),
+                "verdict": (dims, verdict),
+                "optimum": (dims[:2], optimum),
+                "Bayes": ("L", [float(runs[L][0].Bayes) for L in settings.courses]),
+            },
+            coords={
+                "member": list(MEMBERS),
+                "L": np.asarray(settings.courses, np.int32),
+                "seed": np.arange(settings.seeds),
+                "step": first.step.values,
+            },
+            attrs={"covariance": self.covariance, "steps": settings.steps, "risk": "half the mean squared error"},
+        )
+
+    def chart(self, data: xr.Dataset) -> Chart:
+        return Chart(tuple(_panel(data.sel(L=L)) for L in data.L.values))
+
+    def told(self, data: xr.Dataset) -> list[str]:
+        lines = []
+        for L in data.L.values:
+            at = data.sel(L=L)
+            ends = [
+                f"{m} {', '.join(_ends(at.sel(member=m)))} (least {float(at.optimum.sel(member=m)):.5f})"
+                for m in MEMBERS
+            ]
+            lines.append(f"L = {L}, final risk of each seed: {'; '.join(ends)}.")
+        gap = np.abs(data.risk - data.flow).isel(step=slice(1, None)) / data.flow.isel(step=slice(1, None))
+        lines.append(
+            f"SGD is within {100 * float(gap.median()):.1f} % of the population flow at the median recorded step."
+        )
+        return lines
+
+
+def _ends(here: xr.Dataset) -> list[str]:
+    short = {"converged": "", "trapped": " trapped", "unfinished": " unfinished", "diverged": " diverged"}
+    return [f"{float(r[-1]):.5f}{short.get(str(v), '')}" for r, v in zip(here.risk, here.verdict.values, strict=True)]
+
+
+def _flows(settings: Settings, covariance: str) -> dict[tuple[str, int, int], Flow]:
+    """The population flows of the first seeds."""
+    return {
+        (member, L, seed): Flow(run, member)
+        for L in settings.courses
+        for seed, run in enumerate(settings.runs(covariance, (L,), min(settings.seeds, settings.flow_seeds)))
+        for member in MEMBERS
+    }
+
+
+def _panel(data: xr.Dataset) -> Panel:
+    later = data.sel(step=data.step[data.step >= data.steps / 5000])  # nothing happens before
+    steps, series = later.step.values, []
+    for member in MEMBERS:
+        hue, here = OF_ATTENTION[member], later.sel(member=member)
+        risk, many = here.risk.values, here.sizes["seed"] > 1
+        limits = {"low": risk.min(axis=0), "high": risk.max(axis=0)} if many else {}
+        series.append(
+            Series(f"{member} (median, range over seeds)", steps, np.median(risk, axis=0), colour=hue, **limits)
+        )
+        for seed in here.seed.values if many else ():
+            style = {"colour": hue, "in_legend": False}
+            series.append(Series(f"{member}, seed {seed}", steps, risk[seed], "seed", **style))
+        for seed in here.seed.values:
+            flow = here.flow.sel(seed=seed).values
+            if np.isfinite(flow).all():
+                style = {"colour": hue, "dash": "dash", "width": 1.0}
+                series.append(Series(f"{member}, population flow", steps, flow, "theory", **style))
+        series.append(level(f"best {member} attention", float(here.optimum), steps, colour=hue, dash="dot"))
+    series.append(level("Bayes (ridge regression)", float(data.Bayes), steps, colour=GREEN, dash="dash"))
+    return Panel(f"L = {int(data.L)}", "step", "risk  ½E(ŷ−y)²", tuple(series))
+
+
+FIGURES = (Courses("4"), Courses("8", ANISOTROPIC))

@@ -1,0 +1,55 @@
+"""How the ledger is told on a terminal."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from largeprompt.paper.claims import VERDICTS
+
+_STYLES = dict(zip(VERDICTS, ("green", "cyan", "yellow", "bold red"), strict=True))
+
+
+def ledger_table(ledger: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """A line a claim with its deciding number; then the errata in one, and what is not settled."""
+    table = Table(title=f"The claims of the paper ({ledger['preset']})", box=box.SIMPLE_HEAD)
+    for name in ("", "claim", "number", "verdict"):
+        table.add_column(name, overflow="fold", no_wrap=name == "")
+    for entry in ledger["claims"]:
+        number = told(entry["checks"][0]) if entry["checks"] else "–"
+        table.add_row(entry["key"], entry["statement"], Text(number), _verdict(entry["verdict"]))
+    yield table
+    counts = [(verdict, sum(entry["verdict"] == verdict for entry in ledger["claims"])) for verdict in VERDICTS]
+    yield Text(f"{len(ledger['claims'])} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts if n))
+    if ledger["errata"]:
+        confirmed = sum(erratum["confirmed"] for erratum in ledger["errata"])
+        yield Text(f"{len(ledger['errata'])} errata: {confirmed} confirmed by their numbers, recomputed")
+    left = [entry["key"] for entry in ledger["claims"] if entry["verdict"] == VERDICTS[2]]
+    if left:
+        yield Text(f"not settled at the preset {ledger['preset']}: {', '.join(left)}")
+
+
+def claim_lines(ledger: Mapping[str, Any]) -> Iterator[Text]:
+    """All that is known of each claim."""
+    for entry in ledger["claims"]:
+        yield Text.assemble((f"{entry['key']}  ", "bold"), (entry["verdict"], _STYLES[entry["verdict"]]))
+        yield Text(f"  {entry['statement']} [{entry['place']}]")
+        yield Text(f"  measured: {entry['measured']}")
+        for check in entry["checks"]:
+            yield Text.assemble(f"  – {told(check)}: ", (check["verdict"], _STYLES[check["verdict"]]))
+        if entry["remark"]:
+            yield Text(f"  {entry['remark']}")
+        yield Text()
+
+
+def told(check: Mapping[str, Any]) -> str:
+    """A check in a line: what was measured with its error, and what it is held against."""
+    error = f" ± {check['error']:.2g}" if check["error"] else ""
+    tolerance = f" within {check['tolerance']:g}" if check["relation"] == "=" else ""
+    return f"{check['label']}: {check['measured']:.5g}{error} {check['relation']} {check['target']:g}{tolerance}"
+
+
+def _verdict(verdict: str) -> Text:
+    return Text(verdict, _STYLES[verdict])

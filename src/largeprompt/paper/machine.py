@@ -1,0 +1,44 @@
+"""On what, and with what, a job was carried out."""
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from largeprompt import __version__
+
+
+def machine(cores: int) -> dict[str, Any]:
+    """The processor and system."""
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or os.name
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    import numba
+
+    return {
+        "largeprompt": __version__,
+        "jax": jax.__version__,
+        "numba": numba.__version__,
+        "numpy": np.__version__,
+        "xarray": xr.__version__,
+    }
