@@ -1,0 +1,122 @@
+"""A finished reproduction, read from its folder."""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from largeprompt.paper.chart import Chart
+from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.figures import AbstractFigure
+
+FORMATS = ("svg", "pdf", "csv", "nc")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A figure with its data: how it is drawn, what it says, the command that makes it, the claims it bears on."""
+
+    key: str
+    name: str
+    title: str
+    look: str
+    chart: Chart
+    told: list[str]
+    command: str
+    claims: list[str]
+
+    @property
+    def anchor(self) -> str:
+        """Its place on the page."""
+        return f"figure-{self.key}"
+
+    def file(self, form: str) -> str:
+        """Its file in one of the formats, as seen from the report."""
+        return f"../figures/figure-{self.key}.{form}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reproduction:
+    """What ran, what was found, the figures."""
+
+    run: dict[str, Any]
+    ledger: dict[str, Any]
+    figures: list[Drawn]
+
+    @property
+    def claims(self) -> list[dict[str, Any]]:
+        """The lines of the ledger."""
+        return self.ledger["claims"]
+
+    @property
+    def errata(self) -> list[dict[str, Any]]:
+        """The errata with their evidence."""
+        return self.ledger.get("errata", [])
+
+    def judged(self, verdict: str) -> list[dict[str, Any]]:
+        """The claims of one verdict."""
+        return [claim for claim in self.claims if claim["verdict"] == verdict]
+
+
+def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Reproduction:
+    """A finished reproduction; an error names what is missing and the command that makes it."""
+    run = _load(folder, "run.json", ("options", "figures", "settings", "versions", "machine"))
+    ledger = _load(folder, "ledger.json", ("rule", "claims"))
+    for claim in ledger["claims"]:
+        if claim["verdict"] not in VERDICTS:
+            raise ValueError(
+                f"{folder / 'ledger.json'}: {claim['key']} is judged {claim['verdict']!r}, not one of {VERDICTS}"
+            )
+    ledger["claims"].sort(key=_natural)
+    unknown = [key for key in run["figures"] if key not in figures]
+    if unknown:
+        raise ValueError(f"{folder / 'run.json'}: unknown figure {unknown[0]!r}; known are {', '.join(figures)}")
+    keys = [key for key in figures if key in run["figures"]]
+    return Reproduction(run, ledger, [_drawn(folder, figures[key], run, ledger) for key in keys])
+
+
+def _natural(claim: dict[str, Any]) -> list[tuple[int, str]]:
+    """C2 before C10."""
+    return [(int(part or 0) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", claim["key"])]
+
+
+def _load(folder: Path, name: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    path, remedy = folder / name, f"`largeprompt reproduce --out {shlex.quote(str(folder))}` makes it"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; {remedy}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} is not JSON ({problem}); {remedy}") from None
+    lacking = [field for field in fields if not isinstance(found, dict) or field not in found]
+    if lacking:
+        raise ValueError(f"{path} has no {lacking[0]!r}; {remedy}")
+    return found
+
+
+def _drawn(folder: Path, figure: AbstractFigure, run: dict[str, Any], ledger: dict[str, Any]) -> Drawn:
+    command = shlex.join(["largeprompt", "figure", figure.key, *run["options"]])
+    for form in FORMATS:
+        path = folder / "figures" / f"figure-{figure.key}.{form}"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; `{command}` makes it")
+    path = folder / "figures" / f"figure-{figure.key}.nc"
+    try:
+        data = xr.load_dataset(path, engine="scipy", decode_times=False)
+    except (OSError, ValueError, TypeError):
+        raise ValueError(f"{path} is not NetCDF; `{command}` makes it anew") from None
+    return Drawn(
+        key=figure.key,
+        name=figure.name,
+        title=figure.title,
+        look=figure.look,
+        chart=figure.chart(data),
+        told=figure.told(data),
+        command=command,
+        claims=[claim["key"] for claim in ledger["claims"] if figure.key in claim["figures"]],
+    )

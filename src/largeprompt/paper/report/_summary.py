@@ -1,0 +1,95 @@
+"""The top of the page: what ran, what was found, what could not be settled."""
+
+from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.report._markup import Html, code, element, prose
+from largeprompt.paper.report._reproduction import Reproduction
+from largeprompt.paper.report._words import duration, machine_of, moment, plural
+
+PAPER = "Softmax as Linear Attention in the Large-Prompt Regime"
+ADDRESS = "https://arxiv.org/abs/2512.11784"
+# A sign besides the colour and the words.
+SIGNS: dict[str, str] = dict(zip(VERDICTS, "✓≈?✕", strict=True))
+STYLES: dict[str, str] = dict(zip(VERDICTS, ("holds", "within", "open", "fails"), strict=True))
+
+
+def verdict(name: str) -> Html:
+    """A verdict as a coloured word."""
+    return element("span", element("span", SIGNS[name], aria_hidden="true"), " ", name, class_=f"chip {STYLES[name]}")
+
+
+def summary(found: Reproduction) -> Html:
+    """The section."""
+    run = found.run
+    counted = (
+        f"{plural(len(found.figures), 'figure')} computed anew, {plural(len(found.claims), 'claim')} judged by one rule"
+    )
+    return element(
+        "section",
+        element("h1", "The paper, executed"),
+        element(
+            "p",
+            element("cite", element("a", PAPER, href=ADDRESS)),
+            f" (Boursier and Boyer, arXiv 2512.11784): {counted}",
+            f", {plural(len(found.errata), 'erratum').replace('erratums', 'errata')} with evidence."
+            if found.errata
+            else ".",
+            class_="lede",
+        ),
+        element(
+            "div", [_count(found, name) for name in VERDICTS], class_="counts", role="group", aria_label="Verdicts"
+        ),
+        _facts(found),
+        _named(found, "does not hold", "What does not hold"),
+        _named(found, "not settled at this preset", f"What the preset {run['preset']} cannot settle"),
+        id="summary",
+    )
+
+
+def _count(found: Reproduction, name: str) -> Html:
+    count = len(found.judged(name))
+    words = (
+        element("span", element("span", SIGNS[name], aria_hidden="true"), class_="sign"),
+        element("span", str(count), class_="number"),
+        element("span", name, class_="name"),
+    )
+    return element(
+        "a",
+        *words,
+        href="#ledger",
+        class_=f"count {STYLES[name]}",
+        data_verdict=name,
+        aria_label=f"{count} claims: {name}",
+    )
+
+
+def _facts(found: Reproduction) -> Html:
+    run = found.run
+    work = [
+        f"{plural(run[name]['count'], noun)} ({duration(run[name]['core_seconds'])} of one core)"
+        for name, noun in (("runs", "training run"), ("pieces", "measurement"))
+    ]
+    facts = {
+        "Command": code(run["command"]),
+        "Began": moment(run["began"]),
+        "Took": duration(run["seconds"]),
+        "Computed": "; ".join(work),
+        "Machine": machine_of(run["machine"]),
+        "Expected": run.get("cost", ""),
+    }
+    lines = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items() if value]
+    return element("dl", lines, class_="facts")
+
+
+def _named(found: Reproduction, name: str, heading: str) -> Html | None:
+    claims = found.judged(name)
+    if not claims:
+        return None
+    lines = [
+        element(
+            "li",
+            element("a", claim["key"], href=f"#claim-{claim['key']}", class_="key"),
+            element("span", prose(claim["statement"]), " ", element("span", prose(claim["remark"]), class_="remark")),
+        )
+        for claim in claims
+    ]
+    return element("div", element("h3", heading), element("ul", lines, class_="named"), class_=f"named-{STYLES[name]}")

@@ -1,0 +1,416 @@
+"""The report, as text and in a real browser."""
+
+import json
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from largeprompt.paper.chart import BLUE, GREY, PURPLE, VERMILION, Chart, Panel, Series, level
+from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.figures import AbstractFigure
+from largeprompt.paper.report import write
+from largeprompt.paper.report._markup import element, prose
+from largeprompt.paper.report._words import check, duration, number
+
+NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'> \"&amp;\" %{x} | `*_<!--"
+LENGTHS = np.array([10.0, 100.0, 1000.0])
+GAP = np.array([1e-2, np.nan, 1e-4])
+STEPS = np.array([0.0, 2e4, 4e4])
+RISK = np.array([0.5, 0.1, 0.06])
+
+
+class Gap(AbstractFigure):
+    """Points with error bars, seeds, theory, and a bound far above; two panels."""
+
+    @property
+    def title(self):
+        return "The gap"
+
+    @property
+    def look(self):
+        return "It falls."
+
+    def chart(self, data):
+        gap = data.gap.values
+        series = (
+            Series("T_soft", LENGTHS, gap, colour=BLUE, low=gap * 0.9, high=gap * 1.1, line=False, mark="o"),
+            Series("each seed", LENGTHS, gap * 2, "seed", BLUE, in_legend=False),
+            Series("1/L", LENGTHS, 0.1 / LENGTHS, "theory", dash="dash"),
+            Series("Proposition 3.1", LENGTHS, 1e9 / LENGTHS, "bound", PURPLE, dash="dot"),
+        )
+        names = ("isotropic", "anisotropic")
+        return Chart(tuple(Panel(name, "length L", "gap", series) for name in names), columns=2)
+
+    def told(self, data):
+        return [f"At L = 10 it is {float(data.gap[0]):g}."]
+
+
+class Course(AbstractFigure):
+    """A band around a line that dips below zero, on a linear axis, with words that try to break out."""
+
+    @property
+    def title(self):
+        return NASTY
+
+    @property
+    def look(self):
+        return NASTY
+
+    def chart(self, data):
+        series = (
+            Series(NASTY, STEPS, RISK, colour=VERMILION, low=RISK - 0.1, high=RISK + 0.1),
+            level("noise", 0.05, STEPS, colour=GREY),
+        )
+        return Chart((Panel(NASTY, NASTY, NASTY, series, x_log=False, remarks=(NASTY,)),))
+
+    def told(self, data):
+        return [NASTY]
+
+
+FIGURES = {"1a": Gap("1a"), "9": Course("9")}
+
+
+def claim(key, verdict, figures=(), statement="It falls.", checks=1):
+    entry = {"label": "slope", "measured": 0.91234, "error": 0.0123, "relation": ">", "target": 0.5, "tolerance": 0.0}
+    return {
+        "key": key,
+        "place": "Section 6",
+        "statement": statement,
+        "measured": "The slope.",
+        "verdict": verdict,
+        "remark": "Too few seeds." if verdict == VERDICTS[2] else "",
+        "figures": list(figures),
+        "checks": [entry | {"resolution": None, "verdict": verdict}] * checks,
+    }
+
+
+def reproduction(folder):
+    """A finished reproduction, as small as there is."""
+    (folder / "figures").mkdir(parents=True)
+    for key in FIGURES:
+        data = xr.Dataset({"gap": ("L", GAP)}, coords={"L": LENGTHS})
+        data.to_netcdf(folder / "figures" / f"figure-{key}.nc", engine="scipy")
+        for form in ("svg", "pdf", "csv"):
+            (folder / "figures" / f"figure-{key}.{form}").write_text("")
+    claims = [
+        claim("C10", VERDICTS[0], ["1a"]),
+        claim("C2", VERDICTS[3], ["9", "1a"], NASTY),
+        claim("C1", VERDICTS[2], checks=0),
+        claim("T1", VERDICTS[0], ["5a"], checks=3),
+    ]
+    line = {"left": "x", "x": 2.0, "relation": ">", "y": 1.0, "right": "λ_max", "holds": True}
+    told = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
+    erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **told}
+    ledger = {"rule": "Three standard errors.", "preset": "quick", "claims": claims, "errata": [erratum]}
+    run = {
+        "preset": "quick",
+        "command": "largeprompt reproduce --preset quick",
+        "options": ["--preset", "quick"],
+        "began": "2026-03-01T09:30:00+00:00",
+        "seconds": 4000.0,
+        "machine": {"processor": NASTY, "cores": 2, "system": "Linux", "python": "3.11"},
+        "versions": {"numpy": "2.0"},
+        "settings": {"steps": 100_000, "starts": [[100, 16]], "conventions": {"query_sigma": None}},
+        "runs": {"count": 1, "core_seconds": 30.0},
+        "pieces": {"count": 2, "core_seconds": 90.0},
+        "figures": list(FIGURES),
+        "cost": "about an hour",
+    }
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = reproduction(tmp_path_factory.mktemp("report") / "results")
+    assert write(folder, FIGURES) == [folder / "report" / "index.html", folder / "report" / "report.md"]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """One browser for all tests of this file."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page is not looked at")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """The page in a tab, with what it complained of and what it asked for."""
+
+    def __init__(self, browser, address):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        self.page = self.context.new_page()
+        self.complaints, self.requests = [], []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address)
+        for key in FIGURES:
+            self.page.wait_for_selector(f"#figure-{key}[data-drawn]")
+        self.first = self.looks()
+
+    def looks(self):
+        """All that a reader can change."""
+        state = "all => all.map(it => ['pressed', 'expanded', 'sort'].map(name => it.getAttribute('aria-' + name)))"
+        pressed = self.page.locator("button, th").evaluate_all(state)
+        return [pressed, keys(self.page), self.page.viewport_size, self.page.locator("details[open]").count()]
+
+
+@pytest.fixture(scope="module")
+def tabs(browser, folder) -> Iterator:
+    """The tab last used; it takes a second to open one."""
+    tabs = [Tab(browser, (folder / "report" / "index.html").as_uri())]
+    yield tabs
+    tabs[-1].context.close()
+
+
+@pytest.fixture
+def tab(browser, tabs):
+    """A tab as just opened: the last one if it is as it was, or a new one."""
+    if tabs[-1].looks() != tabs[-1].first:
+        tabs[-1].context.close()
+        tabs.append(Tab(browser, tabs[0].requests[0]))
+    yield tabs[-1]
+    assert tabs[-1].complaints == []
+
+
+@pytest.fixture
+def page(tab):
+    return tab.page
+
+
+def drawn(page, key):
+    """The traces and axes of each panel of a figure."""
+    script = "plots => plots.map(p => ({data: p.data, x: p.layout.xaxis, y: p.layout.yaxis}))"
+    return page.locator(f"#figure-{key} .plot").evaluate_all(script)
+
+
+def names(page, key):
+    return [[trace.get("name") for trace in panel["data"]] for panel in drawn(page, key)]
+
+
+def keys(page):
+    return page.locator(".claims tbody:visible button.key").all_inner_texts()
+
+
+def test_the_page_opens_from_a_file_and_asks_for_nothing_else(tab, page, folder):
+    assert page.title() == "largeprompt: the paper, executed"
+    assert tab.requests == [(folder / "report" / "index.html").as_uri()]
+    outside = page.locator("[src], link[href]").count()
+    assert outside == 0
+    files = page.locator("#figure-1a .links a[href^='../']").evaluate_all("links => links.map(link => link.href)")
+    assert files == [(folder / "figures" / f"figure-1a.{form}").as_uri() for form in ("svg", "pdf", "csv", "nc")]
+
+
+def test_every_figure_shows_its_points(page):
+    for panel in drawn(page, "1a"):
+        measured = next(trace for trace in panel["data"] if trace["name"] == "T<sub>soft</sub>")
+        assert measured["x"] == LENGTHS.tolist()
+        assert measured["y"] == [1e-2, None, 1e-4]
+        np.testing.assert_allclose(measured["error_y"]["array"][0], 1e-3)
+        np.testing.assert_allclose(measured["customdata"][2], [0.9e-4, 1.1e-4])
+    first, second = drawn(page, "1a")
+    assert first["y"]["range"] == second["y"]["range"]
+    band, noise, line = sorted(drawn(page, "9")[0]["data"], key=lambda trace: len(trace["x"]) % 7)
+    assert line["y"] == RISK.tolist()
+    assert noise["y"] == [0.05, 0.05]
+    # the band dips below zero, which a logarithm cannot show: it ends below all that is in sight
+    np.testing.assert_allclose(band["y"][:6], [0.6, 0.2, 0.16, 1e-300, 1e-300, 0.4])
+    assert page.locator("#figure-9 .plot path.point, #figure-9 .plot path.js-line").count() > 0
+
+
+def test_switches_show_and_hide_what_they_say(page):
+    figure = page.locator("#figure-1a")
+    everything = ["each seed", "1/L", "T<sub>soft</sub>"]
+    assert names(page, "1a") == [everything, everything]
+    assert page.locator("#figure-9 [data-role='seed'], #figure-9 [data-role='bound']").count() == 0
+    below = drawn(page, "1a")[0]["y"]["range"][1]
+    figure.get_by_role("button", name="bound").click()
+    assert names(page, "1a")[0] == ["Proposition 3.1", *everything]
+    assert drawn(page, "1a")[0]["y"]["range"][1] > below + 5
+    for name, left in (("bound", everything), ("seeds", everything[1:]), ("theory", everything[2:])):
+        figure.get_by_role("button", name=name).click()
+        assert names(page, "1a") == [left, left]
+    figure.locator(".legend button", has_text="Tsoft").click()
+    assert names(page, "1a") == [[], []]
+    figure.locator(".legend button", has_text="Tsoft").click()
+    for name in ("seeds", "theory"):
+        figure.get_by_role("button", name=name).click()
+    assert names(page, "1a") == [everything, everything]
+
+
+def test_the_axes_switch_between_logarithm_and_line(page):
+    types = [(panel["x"]["type"], panel["y"]["type"]) for key in FIGURES for panel in drawn(page, key)]
+    assert types == [("log", "log"), ("log", "log"), ("linear", "log")]
+    for x, y, least in (("log", "linear", -0.04), ("linear", "log", -1.3)):
+        page.locator("#figure-9").get_by_role("button", name="log x").click()
+        page.locator("#figure-9").get_by_role("button", name="log y").click()
+        panel = drawn(page, "9")[0]
+        assert (panel["x"]["type"], panel["y"]["type"]) == (x, y)
+        assert panel["y"]["range"][0] < least
+
+
+def test_a_zoom_has_its_own_ticks_and_a_double_click_ends_it(page):
+    plot, whole = page.locator("#figure-1a .plot").first, ["10", "100", "1,000"]
+    assert drawn(page, "1a")[0]["x"]["ticktext"] == whole
+    plot.evaluate("plot => Plotly.relayout(plot, {'xaxis.range': [1.2, 2.1]})")
+    assert drawn(page, "1a")[0]["x"]["ticktext"] == ["20", "50", "100"]
+    plot.dblclick()
+    assert drawn(page, "1a")[0]["x"]["ticktext"] == whole
+
+
+def test_the_ledger_sorts_both_ways_by_mouse_and_keyboard(page):
+    assert keys(page) == ["C1", "C2", "C10", "T1"]
+    head = page.locator("th[data-column='key']")
+    head.get_by_role("button").click()
+    assert keys(page) == ["T1", "C10", "C2", "C1"]
+    assert head.get_attribute("aria-sort") == "descending"
+    page.locator("th[data-column='verdict']").get_by_role("button").press("Space")
+    assert keys(page) == ["C10", "T1", "C1", "C2"]
+    assert head.get_attribute("aria-sort") == "none"
+    head.get_by_role("button").press("Enter")
+    assert keys(page) == ["C1", "C2", "C10", "T1"]
+    assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_verdicts_filter_the_ledger_and_links_open_a_claim(page):
+    page.locator(".count.holds").click()
+    assert keys(page) == ["C10", "T1"]
+    page.locator(".filters").get_by_role("button", name="does not hold").click()
+    assert keys(page) == ["C2"]
+    details = page.locator("#claim-C10 .details")
+    assert not details.is_visible()
+    page.locator("#figure-1a .links a", has_text="C10").click()
+    details.wait_for(state="visible")
+    assert len(keys(page)) == 4
+    assert "0.9123 ± 0.012" in details.inner_text()
+    page.locator("#claim-C10 button.key").click()
+    assert not details.is_visible()
+
+
+def test_dark_paper_is_dark_for_the_page_and_its_charts(page):
+    colours = "() => [getComputedStyle(document.body), document.querySelector('.plot').layout].map((it, i) => " + (
+        "i ? it.font.color : it.backgroundColor)"
+    )
+    light = page.evaluate(colours)
+    page.get_by_role("button", name="Dark").click()
+    dark = page.evaluate(colours)
+    brightness = [[sum(map(int, rgb[4:-1].split(", "))) for rgb in pair] for pair in (light, dark)]
+    assert brightness[0][0] > 700 > 400 > brightness[0][1]
+    assert brightness[1][0] < 100 < 400 < brightness[1][1]
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate(colours) == light
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_screen(page, width):
+    page.set_viewport_size({"width": width, "height": 844})
+    page.get_by_role("button", name="Open all").click()
+    page.locator("#errata details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    left = page.locator("#figure-1a .panel").evaluate_all("all => all.map(it => it.getBoundingClientRect().left)")
+    assert (left[0] == left[1]) == (width == 390)
+    page.get_by_role("button", name="Close all").click()
+    page.locator("#errata details").evaluate_all("all => all.forEach(one => { one.open = false; })")
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_no_text_breaks_out_of_its_place(page):
+    assert page.evaluate("() => window.broken") is None
+    assert page.locator("img").count() == 0
+    assert NASTY.partition("%")[0] in page.locator("#figure-9 h3").inner_text()
+    assert NASTY.partition("%")[0] in page.locator("#claim-C2 td.statement").inner_text()
+    page.locator("#figure-9 .plot").evaluate("plot => Plotly.Fx.hover(plot, [{curveNumber: 2, pointNumber: 1}])")
+    hover = page.locator("#figure-9 .hovertext").text_content()
+    assert hover.count(NASTY) == 3
+    assert "20,000" in hover
+    assert "from 0 to 0.2" in hover
+    assert page.evaluate("() => window.broken") is None
+    assert page.locator("script").count() == 3
+
+
+def test_paper_shows_everything(page):
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#claim-T1 .details").is_visible()
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert not page.locator("#claim-T1 .details").is_visible()
+
+
+def test_the_text_says_the_same(folder):
+    text = (folder / "report" / "report.md").read_text()
+    assert "took 1 h 7 min" in text
+    assert "- ✕ does not hold: 1" in text
+    assert "![Figure 1a: The gap](../figures/figure-1a.svg)" in text
+    assert "- At L = 10 it is 0.01." in text
+    assert "```sh\nlargeprompt figure 1a --preset quick\n```" in text
+    assert "| C10 | It falls. | Section 6 | slope: 0.9123 ± 0.012 &gt; 0.5 | ✓ holds | 1a |" in text
+    assert "- C1: It falls. Too few seeds." in text
+    assert "| starts | 100 × 16 |" in text
+    assert "<script" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| E1")]
+    assert len(rows) == 1
+    assert rows[0].replace("\\|", "").count("|") == 6
+
+
+def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
+    folder = reproduction(tmp_path / "results")
+
+    def refused(kind, told):
+        with pytest.raises(kind) as problem:
+            write(folder, FIGURES)
+        assert "\n" not in str(problem.value)
+        assert told in str(problem.value)
+
+    (folder / "figures" / "figure-9.nc").write_text("no data")
+    refused(ValueError, "`largeprompt figure 9 --preset quick` makes it anew")
+    (folder / "figures" / "figure-1a.pdf").unlink()
+    refused(FileNotFoundError, "figure-1a.pdf is missing; `largeprompt figure 1a --preset quick` makes it")
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"figures": ["12"]}))
+    refused(ValueError, "unknown figure '12'; known are 1a, 9")
+    (folder / "ledger.json").write_text('{"rule": ""}')
+    refused(ValueError, "ledger.json has no 'claims'; `largeprompt reproduce --out")
+    (folder / "ledger.json").unlink()
+    refused(FileNotFoundError, "ledger.json is missing; `largeprompt reproduce --out")
+    (folder / "run.json").write_text("{")
+    refused(ValueError, "run.json is not JSON")
+    assert not (folder / "report").exists()
+
+
+def test_numbers_are_said_as_one_reads_them():
+    said = [number(x) for x in (0.5, 1e-7, -2.34567e-5, 100_000, float("nan"), None, float("inf"))]
+    assert said == ["0.5", "1×10⁻⁷", "−2.346×10⁻⁵", "100,000", "–", "–", "∞"]
+    assert [duration(s) for s in (0.5, 59, 3599, 3600, 5400)] == ["0.5 s", "59 s", "1 h", "1 h", "1 h 30 min"]
+    entry = {"label": "x", "measured": 1.0, "error": 0.1, "relation": "=", "target": 1.2, "tolerance": 0.3}
+    assert check(entry) == "x: 1 ± 0.1 = 1.2 within 0.3"
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("T_soft − T_lin", "T<sub>soft</sub> − T<sub>lin</sub>"),
+        ("wᵀx_kx_kᵀ", "wᵀx<sub>k</sub>x<sub>k</sub>ᵀ"),
+        ("E_{μ_z} ≤ L^{−1/2}", "E<sub>μ<sub>z</sub></sub> ≤ L<sup>−1/2</sup>"),
+        ("short_to_long, ‖w‖_Σ²", "short_to_long, ‖w‖<sub>Σ</sub>²"),
+        ("x_<b>^<i>", "x_&lt;b&gt;^&lt;i&gt;"),
+        ("a^{<b>}", "a<sup>&lt;b&gt;</sup>"),
+    ],
+)
+def test_plain_mathematics_gets_its_scripts(text, html):
+    assert prose(text) == html
+
+
+def test_attributes_are_escaped_too():
+    assert element("a", "<", href='"><b>', hidden=False) == '<a href="&quot;&gt;&lt;b&gt;">&lt;</a>'
