@@ -306,6 +306,7 @@ def job_of(
     """The job of all figures, claims and errata, or of some figures and the claims that they alone decide."""
     settings = settings_for(preset, seeds=seeds, conventions=conventions)
     keys = None if figures is None else chosen("figure", figures, FIGURES)
+    keys = None if keys == tuple(FIGURES) else keys
     claims = None if keys is None else _decided_by(keys, settings)
     return Job(settings, figures=keys, claims=claims, errata=keys is None, **where)
 

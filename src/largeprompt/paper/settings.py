@@ -1,6 +1,7 @@
 """What a reproduction runs: presets, and conventions in which code of this lineage differs from the paper's text."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from largeprompt import _checks as checks
@@ -56,20 +57,9 @@ class Settings:
 
     def runs(self, covariance: str, lengths: tuple[int, ...], seeds: int | None = None) -> tuple[Run, ...]:
         """The pairs of softmax and linear attention trained at each length, from each seed."""
-        convention: Any = dataclasses.asdict(self.conventions)
+        of_seeds = range(self.seeds if seeds is None else seeds)
         return tuple(
-            Run(
-                L=L,
-                sigma=covariance,
-                d=5,
-                steps=self.steps,
-                record=self.record,
-                weight_seed=s,
-                data_seed=s,
-                **convention,
-            )
-            for L in lengths
-            for s in range(self.seeds if seeds is None else seeds)
+            _run(covariance, L, self.steps, self.record, s, self.conventions) for L in lengths for s in of_seeds
         )
 
     def task(self, covariance: str) -> LinearRegression:
@@ -79,6 +69,12 @@ class Settings:
     def seeds_at(self, L: int) -> int:
         """How many seeds are trained at a length."""
         return max(self.seeds, dict(self.starts).get(L, 0))
+
+
+@functools.lru_cache(maxsize=4096)  # a run is checked when it is made, and figures and claims ask for the same ones
+def _run(covariance: str, L: int, steps: int, record: Record, seed: int, conventions: Conventions) -> Run:
+    given: Any = dataclasses.asdict(conventions)
+    return Run(L=L, sigma=covariance, d=5, steps=steps, record=record, weight_seed=seed, data_seed=seed, **given)
 
 
 _TENS, _HUNDREDS = tuple(range(10, 100, 10)), tuple(range(100, 1001, 100))

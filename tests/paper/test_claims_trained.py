@@ -1,0 +1,166 @@
+"""The claims about training, judged on made-up runs: each verdict follows the numbers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from largeprompt.lab import Record
+from largeprompt.paper.claims import CLAIMS
+from largeprompt.paper.figures import FIGURES
+from largeprompt.paper.pieces import Flow, InfiniteFlow, Levels, Speed
+from largeprompt.paper.settings import ANISOTROPIC, COVARIANCES, ISOTROPIC, PRESETS
+
+SETTINGS = dataclasses.replace(
+    PRESETS["paper"],
+    lengths=(100, 300, 1000),
+    paths=(100, 300, 1000),
+    courses=(100, 1000),
+    seeds=8,
+    starts=(),
+    traps=(),
+    record=Record(points=40, every=50_000),
+)
+STEPS = SETTINGS.record.steps(SETTINGS.steps).astype(float)
+SHAPE = (2, len(STEPS), 6, 6)
+
+
+def above(member, L):
+    """The made-up least risk above the floor 0.05: of order 1/L, twice as high for softmax attention."""
+    return (10 if member == "softmax" else 3) / L
+
+
+def fall(member, L, slow):
+    """From 0.55 down to the least risk, around step 10⁴; slowly, with a plateau in between, if asked for."""
+    best, x = 0.05 + above(member, L), STEPS / 1e4
+    half = np.exp(-(x**2)) if not slow else 0.5 * np.exp(-((20 * x) ** 2)) + 0.5 * np.exp(-((x / 8) ** 2))
+    return best + (0.55 - best) * half
+
+
+def made_up(run, changes):
+    rng = np.random.default_rng([run.L, run.weight_seed, run.sigma == ANISOTROPIC])
+    risk = np.stack([fall(member, run.L, run.sigma == ANISOTROPIC) for member in run.members])
+    risk += 1e-6 * rng.standard_normal(risk.shape)
+    verdict = np.asarray(["converged", "converged"])
+    for i, member in enumerate(run.members):
+        share, level = changes.get((run.sigma, member), (0.0, 0.0))
+        if run.weight_seed < share * SETTINGS.seeds:
+            risk[i] = np.maximum(risk[i], level)
+            verdict[i] = "trapped"
+    apart = np.sqrt(STEPS / run.L) * (1 + 0.1 * rng.random())
+    if changes.get("apart at the end"):
+        apart = np.where(STEPS > 2e5, np.sqrt(STEPS * run.L), apart)
+    if run.sigma == ANISOTROPIC and run.L == 100:
+        apart = apart * np.where((STEPS > 2e4) & (STEPS < 1e5), 30, 1)
+    theta = np.broadcast_to(STEPS[None, :, None, None] * 1e-6, SHAPE)
+    return xr.Dataset(
+        {
+            "risk": (("member", "step"), risk),
+            "risk_stderr": (("member", "step"), np.full(risk.shape, 1e-6)),
+            "verdict": ("member", verdict),
+            "optimum": ("member", [0.05 + above(member, run.L) for member in run.members]),
+            "Bayes": ((), 0.05 + 0.5 / run.L),
+            "distance": ("step", apart),
+            **{name: (("member", "step", f"a{name}", f"b{name}"), theta) for name in "KQVO"},
+        },
+        coords={"member": list(run.members), "step": STEPS},
+    )
+
+
+class Results(dict):
+    def __init__(self, **changes):
+        self._changes = changes.get("changes", {})
+
+    def __missing__(self, need):
+        if isinstance(need, Levels):
+            L = np.asarray(need.lengths)
+            found = xr.Dataset(
+                {
+                    **{member: ("L", 0.05 + above(member, L)) for member in ("softmax", "linear")},
+                    "Bayes": ("L", 0.05 + 0.5 / L),
+                    "floor": ((), 0.05),
+                    **{f"{member}_trap": ("L", 0.2 + 0 * L) for member in ("softmax", "linear")},
+                },
+                coords={"L": L},
+            )
+        elif isinstance(need, InfiniteFlow):
+            found = xr.Dataset({"theta": (("step", "n"), np.zeros((len(STEPS), 144)))}, coords={"step": STEPS})
+        elif isinstance(need, Flow):
+            risk = fall(need.member, need.run.L, need.run.sigma == ANISOTROPIC)
+            found = xr.Dataset({"risk": ("step", risk)}, coords={"step": STEPS})
+        elif isinstance(need, Speed):
+            found = xr.Dataset({"minutes": ((), 2.0), "stderr": ((), 0.1), "L": ((), need.L)})
+        else:
+            found = made_up(need, self._changes)
+        self[need] = found
+        return found
+
+
+def verdicts(**changes):
+    results = Results(changes=changes.get("changes", {}))
+    own = ("C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "T14", "T15")
+    return {key: CLAIMS[key].judge(SETTINGS, results).verdict for key in own}
+
+
+def test_runs_that_do_what_the_paper_says_make_its_claims_hold():
+    found = verdicts(changes={(ISOTROPIC, "linear"): (0.4, 0.2), (ANISOTROPIC, "linear"): (0.4, 0.2)})
+    assert found.pop("C8") == "not settled at this preset"  # made equal: below 1 by less than its error, or above
+    assert found.pop("T14").startswith("holds")
+    assert set(found.values()) == {"holds"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "changes"),
+    [
+        ("C5", {"apart at the end": True}),
+        ("C11", {(ISOTROPIC, "softmax"): (0.9, 0.2)}),
+        ("T14", {(ANISOTROPIC, "softmax"): (1.0, 0.2)}),
+    ],
+)
+def test_runs_that_do_not_make_them_fail(claim, changes):
+    assert verdicts(changes=changes)[claim] == "does not hold"
+
+
+@pytest.mark.parametrize(("claim", "member"), [("C3", "linear"), ("C4", "softmax"), ("C6", "linear")])
+def test_where_no_run_converged_nothing_is_settled(claim, member):
+    changes = {(sigma, m): (1.0, 0.2) for sigma in COVARIANCES for m in ("softmax", "linear")}
+    assert verdicts(changes=changes)[claim] == "not settled at this preset"
+
+
+def test_risks_in_the_wrong_order_fail(monkeypatch):
+    monkeypatch.setitem(globals(), "above", lambda member, L: (3 if member == "softmax" else 10) / L)
+    found = verdicts()
+    assert found["C3"] == found["C7"] == "does not hold"
+
+
+def test_a_risk_that_stays_above_the_noise_fails(monkeypatch):
+    monkeypatch.setitem(globals(), "above", lambda member, L: (10 if member == "softmax" else 3) / L + 0.01)
+    assert verdicts()["C4"] == "does not hold"
+
+
+def test_one_seed_cannot_settle_what_needs_several():
+    single = dataclasses.replace(SETTINGS, seeds=1)
+    for key in ("C5", "C9", "T14"):
+        assert CLAIMS[key].judge(single, Results()).verdict == "not settled at this preset"
+
+
+@pytest.mark.parametrize("key", ["2", "3", "4", "6", "7", "8"])
+def test_figures_hold_and_draw_their_runs(key):
+    figure, results = FIGURES[key], Results(changes={(ISOTROPIC, "linear"): (0.4, 0.2)})
+    assert len(set(figure.needs(SETTINGS))) == len(figure.needs(SETTINGS))
+    data = figure.dataset(SETTINGS, results)
+    chart = figure.chart(data)
+    roles = {series.role for panel in chart.panels for series in panel.series}
+    assert {"measured", "seed"} <= roles
+    assert all(np.isfinite(series.y).all() for panel in chart.panels for series in panel.series)
+    assert all(line.endswith((".", ")")) for line in figure.told(data))
+    if key == "2":
+        (panel,) = chart.panels
+        (trapped,) = [series for series in panel.series if series.label == "linear, trapped"]
+        assert np.all(trapped.y == 0.2)
+        assert len(trapped.y) == 4 * 3  # seeds and lengths
+    if key == "3":
+        apart = data.apart.sel(L=300, seed=2).values
+        np.testing.assert_allclose(apart, results[SETTINGS.runs(ISOTROPIC, (300,))[2]].distance.values ** 2)
+        np.testing.assert_allclose(data.softmax.sel(L=300, seed=0), 144 * (STEPS * 1e-6) ** 2)

@@ -1,0 +1,186 @@
+"""The main job on small stand-ins: what is needed is made once, kept, and found again."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from largeprompt.lab import Interrupted, Record, Run
+from largeprompt.paper import Conventions, Job, Listener, Settings, job, kept_choice, settings_for
+from largeprompt.paper.chart import Chart, Panel, Series, sequence
+from largeprompt.paper.claims import Check, Claim, Finding
+from largeprompt.paper.drawing import draw, save
+from largeprompt.paper.figures import AbstractFigure
+from largeprompt.paper.files import plain
+from largeprompt.paper.pieces import AbstractPiece, Shelf
+from refusals import assert_refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Squares(AbstractPiece):
+    upto: int
+    made: ClassVar[list[int]] = []
+    breaks_at: ClassVar[int | None] = None
+
+    @property
+    def title(self):
+        return f"squares up to {self.upto}"
+
+    @property
+    def seconds(self):
+        return 0.1
+
+    def _compute(self, done):
+        if self.upto == Squares.breaks_at:
+            raise KeyboardInterrupt
+        Squares.made.append(self.upto)
+        done("all of them")
+        return xr.Dataset({"y": ("x", np.arange(self.upto) ** 2.0)}, coords={"x": np.arange(self.upto)})
+
+
+class Drawn(AbstractFigure):
+    title = "squares"
+    look = "a parabola"
+
+    def needs(self, settings: Settings):
+        return (Squares(3), Squares(int(self.covariance)), RUN)
+
+    def dataset(self, settings, results):
+        return results[Squares(int(self.covariance))].assign_attrs(risk=float(results[RUN].risk[0, -1]))
+
+    def chart(self, data):
+        return Chart((Panel("squares", "x", "y", (Series("y", data.x, data.y),), x_log=False, y_log=False),))
+
+    def told(self, data):
+        return ["they grow."]
+
+
+RUN = Run(L=5, steps=20, record=Record(points=3, draws=64), engine="reference", attention="linear", d=1, batch=2)
+STAND_INS = {"1a": Drawn("1a", "4"), "1b": Drawn("1b", "5"), "9": Drawn("9", "6"), "laws": Drawn("laws", "8")}
+
+
+def _claim(key, size, figures):
+    def judge(settings, results):
+        return Finding((Check("largest", float(results[Squares(size)].y[-1]), "<", 10.0),))
+
+    return Claim(key, "here", "squares are small", "the largest", lambda settings: (Squares(size),), judge, figures)
+
+
+CLAIMS = {"C1": _claim("C1", 4, ("1a",)), "C2": _claim("C2", 7, ("1a",))}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(job, "FIGURES", STAND_INS)
+    monkeypatch.setattr(job, "CLAIMS", CLAIMS)
+    monkeypatch.setattr(job, "write_report", lambda folder: [])
+    monkeypatch.setattr(Squares, "made", [])
+    monkeypatch.setattr(Squares, "breaks_at", None)
+
+
+def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, tmp_path):
+    made = job.reproduce("smoke", figures=("1", "9"), out=tmp_path)
+    assert sorted(Squares.made) == [3, 4, 5, 6]
+    assert set(made.datasets) == {"1a", "1b", "9"}
+    assert [entry["key"] for entry in made.ledger["claims"]] == ["C1"]  # C2 needs more than these figures
+    assert made.ledger["claims"][0]["verdict"] == "holds"
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"figure-{key}.{suffix}" for key in ("1a", "1b", "9") for suffix in ("svg", "pdf", "png", "csv", "nc")
+    }
+    account = json.loads((tmp_path / "run.json").read_text())
+    assert account["finished"]
+    assert account["command"] == "largeprompt reproduce --preset smoke --figures 1a,1b,9"
+    Squares.made.clear()
+    again = job.reproduce(**kept_choice(tmp_path), out=tmp_path)
+    assert Squares.made == []
+    assert again.account["seconds"] == account["seconds"]  # nothing was done
+    assert again.account["cost"].endswith("nothing to compute")
+
+
+def test_a_damaged_or_foreign_file_is_made_anew(stand_ins, tmp_path):
+    shelf = Shelf(tmp_path / "pieces")
+    kept = shelf.keep(Squares(3), Squares(3).compute())
+    shelf.path(Squares(3)).write_bytes(shelf.path(Squares(3)).read_bytes()[:100])
+    assert shelf.load(Squares(3)) is None
+    Squares(4).compute().to_netcdf(shelf.path(Squares(3)), engine="scipy")
+    assert shelf.load(Squares(3)) is None
+    job.figure("9", "smoke", out=tmp_path)
+    assert 3 in Squares.made
+
+
+def test_an_interrupt_keeps_what_is_done_and_the_job_goes_on(stand_ins, tmp_path):
+    Squares.breaks_at = 6
+    with pytest.raises(Interrupted):
+        job.reproduce("smoke", figures=("1a", "9"), out=tmp_path)
+    assert Squares.made == [3, 4]
+    assert not json.loads((tmp_path / "run.json").read_text())["finished"]
+    Squares.breaks_at = None
+    made = job.reproduce(**kept_choice(tmp_path), out=tmp_path)
+    assert Squares.made == [3, 4, 6]
+    assert set(made.datasets) == {"1a", "9"}
+
+
+def test_the_cost_is_said_before_and_counts_what_is_there(stand_ins, tmp_path):
+    work = Job(settings_for("smoke"), tmp_path, figures=("1a",), claims=(), jobs=1)
+    plan = work.plan()
+    assert plan.sentence.startswith("1 training runs and 2 computations: about ")
+    heard = []
+
+    class Hears(Listener):
+        def planned(self, plan):
+            heard.append(plan.sentence)
+
+        def made(self, piece, found):
+            heard.append((piece.upto, found))
+
+    work.carry_out(plan, Hears())
+    work.carry_out(work.plan(), Hears())
+    assert heard[1:3] == [(3, False), (4, False)]
+    assert heard[3].endswith("nothing to compute")
+    assert heard[4:] == [(3, True), (4, True)]
+
+
+def test_what_cannot_be_chosen_is_refused_in_one_line(stand_ins, tmp_path):
+    assert_refused(lambda: settings_for("huge"), "preset is 'huge'; it must be one of smoke, quick, paper")
+    assert_refused(lambda: settings_for("smoke", seeds=0), "seeds is 0; it must be at least 1")
+    assert_refused(lambda: settings_for("smoke", conventions=Conventions(loss_factor=-1.0)), "loss_factor is -1")
+    assert_refused(lambda: job.figure("12", "smoke", out=tmp_path), "figure '12' is not one; they are 1a, 1b, 9, laws")
+    assert_refused(lambda: job.verify(["X9"], "smoke", out=tmp_path), "claim 'X9' is not one; they are C1, C2")
+    assert_refused(lambda: job.reproduce("smoke", figures=(), out=tmp_path), "no figure was named")
+    assert_refused(lambda: kept_choice(tmp_path / "empty"), "nothing to resume")
+    assert_refused(lambda: Job(settings_for("smoke"), tmp_path, jobs=0), "jobs is 0; it must be at least 1")
+
+
+def test_numbers_that_json_cannot_say_are_text_or_null():
+    assert plain({"a": (np.float64(1.5), float("inf"), float("nan"))}) == {"a": [1.5, "inf", None]}
+
+
+def test_presets_are_the_protocol_of_the_paper():
+    settings = settings_for("paper")
+    assert settings.lengths == (*range(10, 100, 10), *range(100, 1001, 100))
+    assert (settings.steps, settings.seeds) == (500_000, 1)
+    (run,) = settings.runs("identity", (50,))
+    assert (run.attention, run.batch, run.rate, run.loss_factor, run.score_scale) == ("pair", 128, 1e-3, 1.0, 1.0)
+    assert settings_for("paper", seeds=8).seeds_at(100) == 20
+    other = settings_for("quick", conventions=Conventions(0.4, 2.0, "identity")).runs("kms:0.5", (50,), 1)[0]
+    assert (other.score_scale, other.loss_factor, other.query_sigma) == (0.4, 2.0, "identity")
+
+
+def test_a_chart_is_drawn_with_its_bands_bars_and_bound(tmp_path):
+    x = np.asarray([1.0, 10.0, 100.0])
+    line = Series("line", x, 1 / x, colour=sequence(3)[1], low=0.5 / x, high=2 / x)
+    points = Series("points", x, 1 / x, line=False, mark="o", low=0.9 / x, high=1.1 / x)
+    far, near = Series("far", x, 1e9 / x, "bound"), Series("near", x, 10 / x, "bound")
+    figure = draw(Chart((Panel("a", "x", "y", (line, points, far, near), remarks=("note",)),)))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["note"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["near", "line", "points"]
+    for suffix in ("svg", "pdf"):
+        save(figure, tmp_path / f"a.{suffix}")
+        save(figure, tmp_path / f"b.{suffix}")
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+    assert_refused(lambda: Series("s", x, x[:2]), "s: x, y and its limits have [2, 3] points")
