@@ -8,6 +8,7 @@ from largeprompt.paper.errata import _concentration, _flow_limits, _in_context, 
 from largeprompt.paper.errata._erratum import Comparison as Comparison
 from largeprompt.paper.errata._erratum import Erratum as Erratum
 from largeprompt.paper.errata._erratum import Evidence as Evidence
+from largeprompt.paper.errata._page import prose as prose
 from largeprompt.paper.errata._page import render
 
 ERRATA: tuple[Erratum, ...] = tuple(

@@ -31,7 +31,7 @@ OPENING = """
 """
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Unwrapped paragraphs."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 
@@ -51,10 +51,10 @@ def _section(erratum: Erratum, evidence: Evidence) -> str:
         (
             f"## {erratum.key}",
             f"*{erratum.kind.capitalize()}. {erratum.place}.*",
-            f"**Printed.** {_prose(erratum.printed)}",
-            f"**Wrong because.** {_prose(erratum.why)}",
-            f"**Right.** {_prose(erratum.correction)}",
-            f"**Numbers.** {_prose(evidence.setting)}",
+            f"**Printed.** {prose(erratum.printed)}",
+            f"**Wrong because.** {prose(erratum.why)}",
+            f"**Right.** {prose(erratum.correction)}",
+            f"**Numbers.** {prose(evidence.setting)}",
             "\n".join(
                 (
                     "| | quantity | value | | value | quantity |",
