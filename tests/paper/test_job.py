@@ -42,8 +42,13 @@ class Squares(AbstractPiece):
 
 
 class Drawn(AbstractFigure):
-    title = "squares"
-    look = "a parabola"
+    @property
+    def title(self):
+        return "squares"
+
+    @property
+    def look(self):
+        return "a parabola"
 
     def needs(self, settings: Settings):
         return (Squares(3), Squares(int(self.covariance)), RUN)
@@ -134,13 +139,13 @@ def test_the_cost_is_said_before_and_counts_what_is_there(stand_ins, tmp_path):
             heard.append(plan.sentence)
 
         def made(self, piece, found):
-            heard.append((piece.upto, found))
+            heard.append((piece.title, found))
 
     work.carry_out(plan, Hears())
     work.carry_out(work.plan(), Hears())
-    assert heard[1:3] == [(3, False), (4, False)]
+    assert heard[1:3] == [("squares up to 3", False), ("squares up to 4", False)]
     assert heard[3].endswith("nothing to compute")
-    assert heard[4:] == [(3, True), (4, True)]
+    assert heard[4:] == [("squares up to 3", True), ("squares up to 4", True)]
 
 
 def test_what_cannot_be_chosen_is_refused_in_one_line(stand_ins, tmp_path):

@@ -126,7 +126,7 @@ class Job:
         self.settings, self.out = settings, Path(out)
         self.figures = [FIGURES[key] for key in chosen("figure", figures, FIGURES)] if figures != () else []
         self.claims = [CLAIMS[key] for key in chosen("claim", claims, CLAIMS)] if claims != () else []
-        self.errata = errata
+        self.errata = errata and settings.errata
         self.jobs = lab.usable_cores() if jobs is None else jobs
         if self.jobs < 1:
             raise ValueError(f"jobs is {jobs}; it must be at least 1")

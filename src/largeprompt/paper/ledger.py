@@ -9,7 +9,7 @@ from rich.text import Text
 
 from largeprompt.paper.claims import VERDICTS
 
-_STYLES = dict(zip(VERDICTS, ("green", "cyan", "yellow", "bold red"), strict=True))
+_STYLES: dict[str, str] = dict(zip(VERDICTS, ("green", "cyan", "yellow", "bold red"), strict=True))
 
 
 def ledger_table(ledger: Mapping[str, Any]) -> Iterator[Table | Text]:

@@ -28,8 +28,8 @@ class Settings:
     Training: `lengths` of Figures 2 and 6, of which `paths` are drawn in Figures 3 and 7 and `courses` in 4 and 8, from
     `seeds` seeds; `starts` more seeds at some lengths count the starts that miss the optimum; `traps` are the
     lengths, by covariance, at which spurious minima of softmax attention are looked for. At initialisation:
-    `short_to_long` lengths, `heads` draws of weights, `prompts` sampled for each. `laws_prompts` for each law of tokens
-    and length, `ladder` of lengths of flows up to `flow_time`.
+    `short_to_long` lengths, `heads` draws of weights, `prompts` sampled for each. `law_prompts` for each law of tokens
+    and length, `ladder` of lengths of flows up to `flow_time`. `errata`: whether their evidence is recomputed.
     """
 
     preset: str
@@ -49,6 +49,7 @@ class Settings:
     flow_time: float
     flow_seeds: int
     record: Record
+    errata: bool = True
     conventions: Conventions = Conventions()
 
     def __post_init__(self):
@@ -97,6 +98,7 @@ PRESETS = {
         flow_time=3.0,
         flow_seeds=1,
         record=Record(points=12, draws=2**10),
+        errata=False,
     ),
     "quick": Settings(
         preset="quick",

@@ -13,8 +13,8 @@ from largeprompt.paper.settings import COVARIANCES, Settings
 from ._claim import Check, Claim, Finding, Results, not_settled
 
 MEMBERS = ("softmax", "linear")
-_OF = dict(zip(COVARIANCES, ("2", "6"), strict=True))
-_NAMES = dict(zip(COVARIANCES, ("isotropic", "anisotropic"), strict=True))
+_OF: dict[str, str] = dict(zip(COVARIANCES, ("2", "6"), strict=True))
+_NAMES: dict[str, str] = dict(zip(COVARIANCES, ("isotropic", "anisotropic"), strict=True))
 _MANY = 8  # seeds, from which the share at one length is told
 _LONG_ENOUGH = 300_000  # steps from which the anisotropic runs that find the optimum have found it
 

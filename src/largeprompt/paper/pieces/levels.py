@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -46,7 +47,7 @@ class Levels(AbstractPiece):
         rows = []
         for L in self.lengths:
             Bayes = bayes_risk(task, L)
-            row = {"linear": float(optimal_linear(task, L).risk.value)}
+            row: dict[str, Any] = {"linear": float(optimal_linear(task, L).risk.value)}
             row |= {"softmax": float(optimal_softmax(task, L).risk.value)}
             row |= {"Bayes": float(Bayes.value), "Bayes_stderr": float(Bayes.stderr)}
             for kind in ("linear", "softmax"):
