@@ -21,6 +21,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+DISPLAYED = re.compile(r"\s*(\$\$.+?\$\$)\s*", re.S)
+NO_LINK = re.compile(r'<a href="([^".#:]{1,4})">(.*?)</a>')
 # Latin, Greek, punctuation, sub- and superscripts, letter-like symbols, arrows, operators, mathematical alphabets
 CHARACTERS = ((0x20, 0x250), (0x300, 0x400), (0x2000, 0x2400), (0x27C0, 0x2800), (0x2980, 0x2B00), (0x1D400, 0x1D800))
 
@@ -45,20 +47,25 @@ def on_page_markdown(markdown, page, **_):
 
 
 def on_page_content(content, page, **_):
-    """Set the formulas."""
+    """Set the formulas; what looks like a link to z is T[μ](z)."""
 
     def mathml(found: re.Match) -> str:
-        latex = html.unescape(found[3]).strip()
+        latex, displayed = html.unescape(found[3]).strip(), found[2] == "["
         try:
-            return _converter.convert_with_local_state(latex, displaystyle=found[2] == "[")
+            formula = _converter.convert_with_local_state(latex, displaystyle=displayed)
         except Exception as error:
             raise SystemExit(f"{page.file.src_uri}: {latex!r} is not a formula: {error}") from None
+        return f'<div class="formula">{formula}</div>' if displayed else formula
 
-    return FORMULA.sub(mathml, content)
+    return NO_LINK.sub(r"[\2](\1)", FORMULA.sub(mathml, content))
 
 
-class Fields(griffe.Extension):
-    """Records are made from their fields: the reference shows these as their signature."""
+class Docstrings(griffe.Extension):
+    """Displayed formulas stand apart, and records have their fields as signature: they are made from them."""
+
+    def on_object(self, *, obj, **_):
+        if obj.docstring:
+            obj.docstring.value = DISPLAYED.sub(r"\n\n\1\n\n", obj.docstring.value).strip()
 
     def on_class_members(self, *, cls, **_):
         fields = [each for each in cls.attributes.values() if each.annotation and not each.has_labels("property")]
