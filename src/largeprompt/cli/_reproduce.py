@@ -26,7 +26,7 @@ def optima(
     settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=_whole_numbers("--L", lengths))
     out.mkdir(parents=True, exist_ok=True)
     data = _optima(settings)
-    files = write(out, "optima", drawing.optima(data), data)
+    files = write(out, "optima", drawing.draw(learning.optima_chart(data)), data)
     if as_json:
         print_json(files, {"optima": records(data)})
     else:
@@ -47,13 +47,14 @@ def flows(
 ) -> None:
     """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
     from largeprompt.paper import drawing, learning, tables
+    from largeprompt.paper.figures.flows import chart
     from largeprompt.paper.files import write
 
     ladder = _whole_numbers("--L", lengths)
     settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)
     out.mkdir(parents=True, exist_ok=True)
     data = _flows(settings)
-    files = write(out, "flows", drawing.ladder(data), data)
+    files = write(out, "flows", drawing.draw(chart(data)), data)
     if as_json:
         print_json(files, {"flows": records(data)})
     else:

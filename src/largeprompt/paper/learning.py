@@ -1,20 +1,20 @@
 """In-context linear regression without sampling a prompt: the best risks by length, and flows of every length.
 
-Sections 4 and 5 at the settings of Appendix A: the minima of linear and softmax attention beside the Bayes risk (what
-Figures 2 and 6 tend to), and Theorem 4.3 and Lemma E.1 watched along a ladder of lengths from Assumption 5.1.
+Sections 4 and 5 at the settings of Appendix A, for any covariance, dimension and noise: the minima of linear and
+softmax attention beside the Bayes risk, and the flows from Assumption 5.1 along a ladder of lengths.
 """
 
 import dataclasses
-import math
-import warnings
 from collections.abc import Callable
 
 import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
-from largeprompt.dynamics import Trajectory, flow_ladder, structured_start
 from largeprompt.icl import LinearRegression, bayes_risk, covariance_named, optimal_linear, optimal_softmax
+from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level
+from largeprompt.paper.pieces import Ladder
+from largeprompt.paper.pieces.ladder import by_covariance
 
 PAPER = "arXiv:2512.11784"
 
@@ -33,28 +33,25 @@ class Settings:
 
     def __post_init__(self):
         checks.count("d", self.d)
-        for name in ("lengths", "ladder"):
-            lengths = [checks.count("L", L) for L in getattr(self, name)]
-            if not lengths or sorted(set(lengths)) != lengths:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be prompt lengths in increasing order")
-        if not 0 < self.time < math.inf:
-            raise ValueError(f"time is {self.time}; it must be positive and finite")
+        lengths = [checks.count("L", L) for L in self.lengths]
+        if not lengths or sorted(set(lengths)) != lengths:
+            raise ValueError(f"lengths is {self.lengths}; it must be prompt lengths in increasing order")
         for covariance in self.covariances:
             self.task(covariance)
+        self.ladders()
 
     def task(self, covariance: str) -> LinearRegression:
         """The regression of the experiments with the covariance named. Paper: Appendix A."""
         return LinearRegression.experiment(covariance_named(covariance, self.d), self.noise)
 
-    def attributes(self) -> dict:
-        """As attributes of a dataset."""
-        return {"paper": PAPER, "d": self.d, "noise": self.noise, "risk": "half the mean squared error"}
+    def ladders(self) -> dict[str, Ladder]:
+        """The flows of each covariance."""
+        return {
+            covariance: Ladder(covariance, self.ladder, self.time, self.alpha, self.d, self.noise)
+            for covariance in self.covariances
+        }
 
 
-PRESETS = {
-    "smoke": Settings(covariances=("kms:0.5",), d=3, lengths=(5, 100), ladder=(10, 100), time=3.0),
-    "quick": Settings(),
-}
 Done = Callable[[str], None]
 
 
@@ -73,35 +70,28 @@ def optima(settings: Settings, done: Done = lambda what: None) -> xr.Dataset:
     return xr.Dataset(
         {name: (("covariance", "L"), values) for name, values in found.items()} | {"floor": ((), settings.noise / 2)},
         coords={"covariance": list(settings.covariances), "L": list(settings.lengths)},
-        attrs=settings.attributes(),
+        attrs={"paper": PAPER, "d": settings.d, "noise": settings.noise, "risk": "half the mean squared error"},
     )
+
+
+def optima_chart(data: xr.Dataset) -> Chart:
+    """One panel a covariance: the least risks of softmax and linear attention, the Bayes risk and the noise floor."""
+    curves = {
+        "softmax": ("best softmax attention", OF_ATTENTION["softmax"], "o"),
+        "linear": ("best linear attention", OF_ATTENTION["linear"], "s"),
+        "Bayes": ("Bayes (ridge regression)", GREEN, "D"),
+    }
+    L, panels = data.L.values, []
+    for covariance in data.covariance.values:
+        series = [
+            Series(label, L, data[name].sel(covariance=covariance).values, "theory", colour, mark=mark)
+            for name, (label, colour, mark) in curves.items()
+        ]
+        series.append(level("noise floor s²/2", float(data.floor), L, colour=GREY, dash="dot"))
+        panels.append(Panel(str(covariance), "prompt length L", "least risk  ½E(ŷ−y)²", tuple(series)))
+    return Chart(tuple(panels), columns=max(1, min(2, len(panels))))
 
 
 def ladder(settings: Settings, done: Done = lambda what: None) -> xr.Dataset:
     """Softmax flows from Assumption 5.1: their distance to the infinite-prompt flow, and their risks, over time."""
-    times = np.geomspace(settings.time / 1e4, settings.time, 41)
-    shape = (len(settings.covariances), len(settings.ladder), len(times))
-    distance, risk, error, limit = np.empty(shape), np.empty(shape), np.empty(shape), np.empty((shape[0], shape[2]))
-    for i, covariance in enumerate(settings.covariances):
-        task = settings.task(covariance)
-        with warnings.catch_warnings():  # the range of α is the theorem's, and not needed: see the errata
-            warnings.filterwarnings("ignore", message="alpha is")
-            start = structured_start(task, settings.alpha)
-
-        def report(L: float, flow: Trajectory, covariance=covariance) -> None:
-            done(f"{covariance}, L = {L:g}: flow to t = {flow.ended_at:g}")
-
-        rungs = flow_ladder(start, task, settings.ladder, times, report=report)
-        distance[i], risk[i], error[i], limit[i] = rungs.distance, rungs.risk, rungs.risk_stderr, rungs.infinite.risk
-    dims = ("covariance", "L", "t")
-    return xr.Dataset(
-        {
-            "distance": (dims, distance, {"long_name": "distance of the parameters to the infinite-prompt flow"}),
-            "risk": (dims, risk, {"long_name": "risk at length L along the flow at length L"}),
-            "stderr": (dims, error, {"long_name": "standard error of the risk over nodes of the query"}),
-            "infinite": (("covariance", "t"), limit, {"long_name": "risk of the infinite prompt along its own flow"}),
-            "floor": ((), settings.noise / 2),
-        },
-        coords={"covariance": list(settings.covariances), "L": list(settings.ladder), "t": times},
-        attrs=settings.attributes() | {"alpha": settings.alpha},
-    )
+    return by_covariance({covariance: piece.compute(done) for covariance, piece in settings.ladders().items()})

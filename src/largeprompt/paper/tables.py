@@ -1,50 +1,10 @@
-"""How each dataset is told on a terminal, and its numbers for `--json`."""
+"""How least risks and flows are told on a terminal."""
 
-import math
 from collections.abc import Iterator
 
 import xarray as xr
 from rich import box
 from rich.table import Table
-
-from largeprompt.paper.convergence import MORE, UNSCALED
-
-NAMES = {"output": "output", "V": "∇_V", "U": "∇_U"}
-
-
-def convergence_tables(data: xr.Dataset) -> Iterator[Table | str]:
-    """A table a quantity, a line a law: slopes, measured over predicted, and how far above the bound lies."""
-    longest = data.isel(L=-1)
-    for quantity in data.quantity.values:
-        title = f"{NAMES[str(quantity)]}: mean squared deviation from the infinite prompt"
-        table = _table(title, "tokens")
-        for name in (f"at L = {int(longest.L)}", "slope", "predicted", "measured / predicted", "bound / measured"):
-            table.add_column(name, justify="right")
-        for law in data.law.values:
-            line, end = data.sel(law=law, quantity=quantity), longest.sel(law=law, quantity=quantity)
-            orders = float(end.bound_log10) - math.log10(float(end.measured))
-            table.add_row(
-                str(law),
-                f"{float(end.measured):.2e}±{float(end.stderr):.0e}",
-                _known(float(line.slope), f"{{:.3f}}±{float(line.slope_stderr):.3f}"),
-                _known(float(line.predicted_slope), "{:.3f}"),
-                _known(float(line.ratio), f"{{:.3f}}±{float(line.ratio_stderr):.3f}"),
-                f"10^{orders:.1f}",
-            )
-        yield table
-    for law in data.law.values:
-        yield f"{law}: {data.regime.sel(law=law, quantity=data.quantity[0]).item()}"
-    distrusted = int(data.trusted.size - data.trusted.sum())
-    told = data.attrs
-    yield (
-        f"{told['replicates']} prompts a length ({UNSCALED}: {MORE} times as many), token dimension {told['dim']}, "
-        f"seed {told['seed']}, {told['seconds']:.0f} s; slopes and ratios over the longer half of the lengths; "
-        f"{distrusted} of {data.trusted.size} points have tails too heavy for their error bars"
-    )
-
-
-def _known(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else form.format(value)
 
 
 def optima_tables(data: xr.Dataset) -> Iterator[Table]:
