@@ -403,6 +403,7 @@ def test_numbers_are_said_as_one_reads_them():
         ("T_soft − T_lin", "T<sub>soft</sub> − T<sub>lin</sub>"),
         ("wᵀx_kx_kᵀ", "wᵀx<sub>k</sub>x<sub>k</sub>ᵀ"),
         ("E_{μ_z} ≤ L^{−1/2}", "E<sub>μ<sub>z</sub></sub> ≤ L<sup>−1/2</sup>"),
+        ("Γ\u0302_{L,w}", "Γ\u0302<sub>L,w</sub>"),
         ("short_to_long, ‖w‖_Σ²", "short_to_long, ‖w‖<sub>Σ</sub>²"),
         ("x_<b>^<i>", "x_&lt;b&gt;^&lt;i&gt;"),
         ("a^{<b>}", "a<sup>&lt;b&gt;</sup>"),

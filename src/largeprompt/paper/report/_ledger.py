@@ -150,7 +150,8 @@ def errata(found: Reproduction) -> Html:
     """Places of the paper that are not right as printed, each with its evidence."""
     confirmed = sum(erratum["confirmed"] for erratum in found.errata)
     heads = [
-        element("th", name, scope="col") for name in ("key", "place", "printed → correction", "evidence", "confirmed")
+        element("th", "printed → correction" if name == "change" else name, scope="col", class_=name)
+        for name in ("key", "place", "change", "evidence", "confirmed")
     ]
     return element(
         "section",

@@ -16,7 +16,7 @@ Content = str | None | Sequence[Any]  # of contents
 _VOID = ("meta", "br")
 # x_k, λ_max, E_{μ_z}, 10^9, L^{−1/2}, 0.5^|i−j|. A word of small letters, as in short_to_long, has no subscript; in
 # x_kx_k the letter before the second underscore belongs to it.
-_BASE = r"(?<=[^\W\d_]|[\])}‖|∇⁰-⁹²³])(?:(?<![a-z]{2})|(?<=(?<![a-z])[a-z]_[a-z]{2}))"
+_BASE = r"(?<=[^\W\d_]|[\])}‖|∇⁰-⁹²³\u0300-\u036f])(?:(?<![a-z]{2})|(?<=(?<![a-z])[a-z]_[a-z]{2}))"
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _LOWERED = rf"{_BASE}_({_BRACES}|[A-Za-z0-9]+(?=[A-Za-z]_)|[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"
 _RAISED = rf"(?<=\S)\^({_BRACES}|\|[^|]*\||[−-]?[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"

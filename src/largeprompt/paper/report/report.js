@@ -187,9 +187,9 @@
   const theme = document.getElementById("theme");
   const kept = { get: () => null, set: () => {} };
   try {
-    localStorage.getItem("theme");
-    kept.get = () => localStorage.getItem("theme");
-    kept.set = (value) => localStorage.setItem("theme", value);
+    localStorage.getItem("largeprompt-theme");
+    kept.get = () => localStorage.getItem("largeprompt-theme");
+    kept.set = (value) => localStorage.setItem("largeprompt-theme", value);
   } catch { /* a browser may refuse to keep anything for a file */ }
   const showTheme = () => press(theme, dark());
   if (kept.get()) root.dataset.theme = kept.get();
