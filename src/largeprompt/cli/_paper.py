@@ -51,12 +51,12 @@ def reproduce(
         conventions = _conventions(score_scale, loss_factor, query_sigma)
         choice = {"preset": preset, "figures": _keys(figures), "seeds": seeds, "conventions": conventions}
     job = paper.job_of(**choice, out=out, jobs=jobs, store=store)
-    plan = _planned(job, as_json)
+    plan = _planned(job, as_json, out=None if estimate else out)
     if estimate:
         if as_json:
             print_json([], {"estimate": {"seconds": plan.seconds, "sentence": plan.sentence}})
         return
-    with _followed(plan, out) as listener:
+    with _followed(plan, out, as_json) as listener:
         made = job.reproduce(plan, listener)
     if as_json:
         print_json(list(made.files), {"run": made.account, "ledger": made.ledger})
@@ -85,8 +85,8 @@ def figure(
 
     settings = paper.settings_for(preset, seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma))
     job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store)
-    plan = _planned(job, as_json)
-    with _followed(plan, out) as listener:
+    plan = _planned(job, as_json, out)
+    with _followed(plan, out, as_json) as listener:
         datasets, files = job.draw(job.carry_out(plan, listener))
     told = {key: FIGURES[key].told(data) for key, data in datasets.items()}
     if as_json:
@@ -119,8 +119,8 @@ def verify(
     settings = paper.settings_for(preset, seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma))
     keys = _keys(claims)
     job = paper.Job(settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store)
-    plan = _planned(job, as_json)
-    with _followed(plan, out) as listener:
+    plan = _planned(job, as_json, out)
+    with _followed(plan, out, as_json) as listener:
         ledger = job.ledger(job.carry_out(plan, listener))
     if as_json:
         print_json([], ledger)
@@ -148,8 +148,10 @@ def _keys(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _planned(job: Any, quiet: bool) -> Any:
+def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
     """What there is to do, said before it begins."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     with progress("timing a few steps (the first time, compiling them)", job.kinds_of_runs) as done:
         plan = job.plan(lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
     if not quiet:
@@ -157,8 +159,10 @@ def _planned(job: Any, quiet: bool) -> Any:
     return plan
 
 
-def _followed(plan: Any, out: Path) -> Any:
+def _followed(plan: Any, out: Path, quiet: bool) -> Any:
     from ._paper_bars import PaperBars
 
-    errors.print(f"into {out}; Ctrl-C keeps what is done, and the same command goes on", style="dim", soft_wrap=True)
+    if not quiet:
+        told = f"into {out}; Ctrl-C keeps what is done, and the same command goes on"
+        errors.print(told, style="dim", highlight=False, soft_wrap=True)
     return interruptible(PaperBars(plan), lambda: f"what is done is kept in {out}")
