@@ -1,13 +1,16 @@
 """The ledger: every testable claim of the paper with what is measured for it, and a verdict by one rule."""
 
+from . import _flow_limits, _initialisation, _ladder, _limits, _paths, _rates, _trained
 from ._claim import ERRORS as ERRORS
+from ._claim import RULE as RULE
 from ._claim import VERDICTS as VERDICTS
 from ._claim import Check as Check
 from ._claim import Claim as Claim
 from ._claim import Finding as Finding
 from ._claim import not_settled as not_settled
+from ._errata import entries as entries
 
-_MODULES = ()
+_MODULES = (_initialisation, _trained, _paths, _limits, _rates, _ladder, _flow_limits)
 CLAIMS: dict[str, Claim] = {
     claim.key: claim
     for claim in sorted(
