@@ -11,8 +11,7 @@ import xarray as xr
 
 from icl_catalogue import KMS, attend, simulated
 from largeprompt import Head, LinearAttention, SoftmaxAttention
-from largeprompt.icl import norm, risk_gradient
-from largeprompt.icl._gaps import initial_gaps, squared_mean, widened
+from largeprompt.icl import initial_gaps, norm, risk_gradient, squared_mean, widened
 from largeprompt.paper.claims import CLAIMS
 from largeprompt.paper.figures import FIGURES, Results
 from largeprompt.paper.figures._at_start import gaps, long_slope, ratio_of_means

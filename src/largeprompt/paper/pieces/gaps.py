@@ -15,8 +15,7 @@ from jaxtyping import Float
 from largeprompt import _checks as checks
 from largeprompt.attention import Head
 from largeprompt.concentration import bounds
-from largeprompt.icl import LinearRegression, norm, risk, risk_gradient, root
-from largeprompt.icl._gaps import initial_gaps, squared_mean, widened
+from largeprompt.icl import LinearRegression, initial_gaps, norm, risk, risk_gradient, root, squared_mean, widened
 from largeprompt.lab import Run
 from largeprompt.paper.settings import Conventions
 
