@@ -183,16 +183,16 @@ def test_extrapolation_is_exact_on_a_line_in_one_over_l_and_owns_up_to_a_bend():
 
 def test_the_chart_of_laws_holds_points_with_bars_predictions_and_bounds(results):
     data = results[MEASURED]
-    data["measured"].loc[{"law": "cube", "quantity": "V", "L": 300}] = 0.5
+    data["measured"].loc[{"law": "mixture", "quantity": "V", "L": 300}] = 0.5
     panels = LAWS_FIGURE.chart(LAWS_FIGURE.dataset(QUICK, results)).panels
     assert [panel.title for panel in panels] == ["output T", "gradient ∇_V T", "gradient ∇_U T"]
     assert all(len(panel.series) == 3 * len(MEASURED.laws) for panel in panels)
-    (cube,) = [series for series in panels[1].series if series.label == "cube"]
+    (mixture,) = [series for series in panels[1].series if series.label == "mixture"]
     at = list(data.L.values).index(300)
-    assert cube.low is not None
-    assert cube.high is not None
-    assert (cube.y[at], cube.role, cube.line) == (0.5, "measured", False)
-    assert (cube.low[at], cube.high[at]) == pytest.approx((0.5 - 2e-4, 0.5 + 2e-4))
+    assert mixture.low is not None
+    assert mixture.high is not None
+    assert (mixture.y[at], mixture.role, mixture.line) == (0.5, "measured", False)
+    assert (mixture.low[at], mixture.high[at]) == pytest.approx((0.5 - 2e-4, 0.5 + 2e-4))
     for series in panels[1].series:
         factor = {"predicted": 1.0, "the paper's bound": 1e5}.get(series.label)
         if factor:

@@ -107,7 +107,7 @@ def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, t
 
 def test_a_damaged_or_foreign_file_is_made_anew(stand_ins, tmp_path):
     shelf = Shelf(tmp_path / "pieces")
-    kept = shelf.keep(Squares(3), Squares(3).compute())
+    shelf.keep(Squares(3), Squares(3).compute())
     shelf.path(Squares(3)).write_bytes(shelf.path(Squares(3)).read_bytes()[:100])
     assert shelf.load(Squares(3)) is None
     Squares(4).compute().to_netcdf(shelf.path(Squares(3)), engine="scipy")
@@ -169,7 +169,7 @@ def test_presets_are_the_protocol_of_the_paper():
     assert (settings.steps, settings.seeds) == (500_000, 1)
     (run,) = settings.runs("identity", (50,))
     assert (run.attention, run.batch, run.rate, run.loss_factor, run.score_scale) == ("pair", 128, 1e-3, 1.0, 1.0)
-    assert settings_for("paper", seeds=8).seeds_at(100) == 20
+    assert settings_for("paper", seeds=8).seeds_at("identity", 100) == 20
     other = settings_for("quick", conventions=Conventions(0.4, 2.0, "identity")).runs("kms:0.5", (50,), 1)[0]
     assert (other.score_scale, other.loss_factor, other.query_sigma) == (0.4, 2.0, "identity")
 

@@ -26,6 +26,7 @@ from largeprompt.icl import (
     risk,
     risk_gradient,
     risk_rate,
+    squared_mean,
 )
 
 from ._deviation import LEVELS, Deviation, curve, refuse_overflow
@@ -138,12 +139,10 @@ def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
         # with the linear part taken out or not, whichever leaves less: heavy tails can make it worse
         better = np.isfinite(linear).all() and (raw - linear).var() < raw.var()
         d = raw - linear if better else raw
-        n, mean = len(d), d.mean(axis=0)
-        cov = np.atleast_2d(np.cov(d, rowvar=False)) / n
-        square = max(float(mean @ mean - np.trace(cov)), 0.0)
-        error = math.sqrt(float(4 * mean @ cov @ mean + 2 * np.sum(cov**2)))
-        gap = float(mean[0]) if name == "risk" else math.sqrt(square)
-        gap_error = math.sqrt(float(cov[0, 0])) if name == "risk" else error / (2 * max(gap, 1e-300))
+        square, error = squared_mean(d)
+        square = max(square, 0.0)
+        gap = float(d.mean()) if name == "risk" else math.sqrt(square)
+        gap_error = float(d.std(ddof=1)) / math.sqrt(len(d)) if name == "risk" else error / (2 * max(gap, 1e-300))
         trust = reliability(np.linalg.norm(d, axis=1), relative=error / (2 * max(square, 1e-300)))
         points.append(
             trust._asdict()

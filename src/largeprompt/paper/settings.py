@@ -26,10 +26,11 @@ class Settings:
     """The sizes of a reproduction. Paper: Section 6 and Appendix A.
 
     Training: `lengths` of Figures 2 and 6, of which `paths` are drawn in Figures 3 and 7 and `courses` in 4 and 8, from
-    `seeds` seeds; `starts` more seeds at some lengths count the starts that miss the optimum; `traps` are the
-    lengths, by covariance, at which spurious minima of softmax attention are looked for. At initialisation:
-    `short_to_long` lengths, `heads` draws of weights, `prompts` sampled for each. `law_prompts` for each law of tokens
-    and length, `ladder` of lengths of flows up to `flow_time`. `errata`: whether their evidence is recomputed.
+    `seeds` seeds, of which `flow_seeds` beside their population flow; `starts` are more seeds, by covariance and
+    length, to count those that miss the optimum; `traps` the lengths, by covariance, at which spurious minima of
+    softmax attention are looked for. At initialisation: `short_to_long` lengths, `heads` draws of weights, `prompts`
+    sampled for each. `law_prompts` for each of the `laws` of tokens and each of `law_lengths`; flows along a `ladder`
+    of lengths up to `flow_time`. `errata`: whether their evidence is recomputed.
     """
 
     preset: str
@@ -38,11 +39,12 @@ class Settings:
     courses: tuple[int, ...]
     steps: int
     seeds: int
-    starts: tuple[tuple[int, int], ...]
+    starts: tuple[tuple[str, int, int], ...]
     traps: tuple[tuple[str, tuple[int, ...]], ...]
     short_to_long: tuple[int, ...]
     heads: int
     prompts: int
+    laws: tuple[str, ...]
     law_lengths: tuple[int, ...]
     law_prompts: int
     ladder: tuple[int, ...]
@@ -67,9 +69,9 @@ class Settings:
         """The regression of the experiments."""
         return self.runs(covariance, self.lengths[:1], 1)[0].task()
 
-    def seeds_at(self, L: int) -> int:
-        """How many seeds are trained at a length."""
-        return max(self.seeds, dict(self.starts).get(L, 0))
+    def seeds_at(self, covariance: str, L: int) -> int:
+        """How many seeds are trained with a covariance at a length."""
+        return max([self.seeds, *(seeds for at in self.starts for seeds in at[2:] if at[:2] == (covariance, L))])
 
 
 @functools.lru_cache(maxsize=4096)  # a run is checked when it is made, and figures and claims ask for the same ones
@@ -92,6 +94,7 @@ PRESETS = {
         short_to_long=(10, 40),
         heads=2,
         prompts=200,
+        laws=("Gaussian", "Rademacher", "KMS, unscaled"),
         law_lengths=(20, 60),
         law_prompts=100,
         ladder=(10, 100),
@@ -107,17 +110,18 @@ PRESETS = {
         courses=(10, 100, 1000),
         steps=100_000,
         seeds=3,
-        starts=((100, 16),),
+        starts=((ISOTROPIC, 100, 16),),
         traps=((ISOTROPIC, (1000,)),),
         short_to_long=(10, 30, 100, 300, 1000, 3000, 10_000),
         heads=8,
         prompts=4000,
+        laws=("Gaussian", "KMS", "mixture", "Rademacher", "KMS, unscaled"),
         law_lengths=(10, 30, 100, 300, 1000, 3000, 10_000),
         law_prompts=600,
         ladder=(10, 100, 1000, 10_000),
         flow_time=1000.0,
         flow_seeds=1,
-        record=Record(points=60, every=2000),
+        record=Record(points=40, every=5000),
     ),
     "paper": Settings(
         preset="paper",
@@ -126,11 +130,12 @@ PRESETS = {
         courses=(10, 100, 1000),
         steps=500_000,
         seeds=1,
-        starts=((10, 20), (100, 20)),
+        starts=tuple((covariance, L, 20) for covariance in COVARIANCES for L in (10, 100)),
         traps=tuple((covariance, (100, 200, 500, 1000)) for covariance in COVARIANCES),
         short_to_long=(10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000),
         heads=32,
         prompts=20_000,
+        laws=("Gaussian", "KMS", "mixture", "Rademacher", "cube", "sphere", "KMS, unscaled"),
         law_lengths=(10, 30, 100, 300, 1000, 3000, 10_000),
         law_prompts=2000,
         ladder=(10, 100, 1000, 10_000, 100_000),

@@ -103,7 +103,9 @@ def levels(settings: Settings, covariance: str) -> Levels:
 
 def trained(settings: Settings, covariance: str) -> tuple[Needed, ...]:
     """All runs of a covariance."""
-    return tuple(run for L in settings.lengths for run in settings.runs(covariance, (L,), settings.seeds_at(L)))
+    return tuple(
+        run for L in settings.lengths for run in settings.runs(covariance, (L,), settings.seeds_at(covariance, L))
+    )
 
 
 def final_risks(settings: Settings, covariance: str, results: Results) -> xr.Dataset:
@@ -111,12 +113,12 @@ def final_risks(settings: Settings, covariance: str, results: Results) -> xr.Dat
 
     The error is what the last tenth of the run varies by, and what the nodes of the recorded risk leave.
     """
-    most = max(settings.seeds_at(L) for L in settings.lengths)
+    most = max(settings.seeds_at(covariance, L) for L in settings.lengths)
     shape = (len(MEMBERS), len(settings.lengths), most)
     risk, error = np.full(shape, np.nan), np.full(shape, np.nan)
     verdict = np.full(shape, "", dtype="<U10")
     for j, L in enumerate(settings.lengths):
-        for k, run in enumerate(settings.runs(covariance, (L,), settings.seeds_at(L))):
+        for k, run in enumerate(settings.runs(covariance, (L,), settings.seeds_at(covariance, L))):
             data = results[run]
             late = data.step.values >= (1 - _TAIL) * run.steps
             for i, member in enumerate(MEMBERS):

@@ -1,4 +1,4 @@
-"""A figure of our own: how fast output and gradients converge, for seven laws of tokens (Propositions 3.1 and 3.4)."""
+"""A figure of our own: how fast output and gradients converge, by law of tokens (Propositions 3.1 and 3.4)."""
 
 import math
 
@@ -7,7 +7,6 @@ import xarray as xr
 
 from largeprompt.paper.chart import COLOURS, Chart, Panel, Series
 from largeprompt.paper.pieces import Laws, Needed
-from largeprompt.paper.pieces.laws import FEW_LAWS, LAWS
 from largeprompt.paper.settings import Settings
 
 from ._figure import AbstractFigure, Results
@@ -59,8 +58,7 @@ class Convergence(AbstractFigure):
 
 def measured_laws(settings: Settings) -> Laws:
     """What the preset measures."""
-    few = settings.preset == "smoke"
-    return Laws(settings.law_lengths, settings.law_prompts, laws=FEW_LAWS if few else LAWS)
+    return Laws(settings.law_lengths, settings.law_prompts, laws=settings.laws)
 
 
 def _panel(data: xr.Dataset) -> Panel:

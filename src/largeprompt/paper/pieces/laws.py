@@ -22,7 +22,6 @@ from ._piece import AbstractPiece, Done
 QUANTITIES = ("output", "V", "U")
 UNSCALED = "KMS, unscaled"
 LAWS = ("Gaussian", "KMS", "mixture", "Rademacher", "cube", "sphere", UNSCALED)
-FEW_LAWS = ("Gaussian", "Rademacher", UNSCALED)
 MORE = 10  # times as many prompts where tails are heavy or gradients compared: Gaussian prompts are cheap
 
 
