@@ -4,8 +4,8 @@ import os
 import sys
 
 from . import _concentration as _concentration
+from . import _learning as _learning
 from . import _paper as _paper
-from . import _reproduce as _reproduce
 from . import _runs as _runs
 from . import _train as _train
 from ._app import app, errors
