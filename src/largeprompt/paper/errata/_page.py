@@ -72,4 +72,5 @@ def render(errata: Sequence[Erratum], evidence_by_key: Mapping[str, Evidence]) -
     table += [f"| [{e.key}](#{e.key.lower()}) | {e.kind} | {e.place} | {e.summary} |" for e in errata]
     bound = "## One bound in place of Lemmas C.1, C.3 and C.4\n\n" + cleandoc(ONE_TERM_BOUND)
     sections = (_section(erratum, evidence_by_key[erratum.key]) for erratum in errata)
-    return "\n\n".join((cleandoc(OPENING), "\n".join(table), bound, *sections)) + "\n"
+    page = "\n\n".join((cleandoc(OPENING), "\n".join(table), bound, *sections)) + "\n"
+    return page.replace("[μ](", "\\[μ](")  # not a link
