@@ -266,8 +266,12 @@ class Job:
 
     def account(self, plan: Plan, results: Mapping[Needed, xr.Dataset], began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
-        logs = [self.store.log(run.hash) for run in plan.runs]
-        pieces = [float(results[piece].attrs.get("seconds", 0.0)) for piece in plan.pieces]
+        spent = {run: float(self.store.log(run.hash).get("seconds", 0.0)) for run in plan.runs}
+        spent |= {piece: float(results[piece].attrs.get("seconds", 0.0)) for piece in plan.pieces}
+        of_figures = {
+            figure.key: sum(spent[need] for need in dict.fromkeys(figure.needs(self.settings)))
+            for figure in self.figures
+        }
         return {
             "preset": self.settings.preset,
             "command": " ".join(["largeprompt reproduce", *self._options(figures=True)]),
@@ -276,9 +280,10 @@ class Job:
             "machine": machine(self.jobs),
             "versions": versions(),
             "settings": dataclasses.asdict(self.settings),
-            "runs": {"count": len(plan.runs), "core_seconds": sum(float(log.get("seconds", 0.0)) for log in logs)},
-            "pieces": {"count": len(plan.pieces), "core_seconds": sum(pieces)},
+            "runs": {"count": len(plan.runs), "core_seconds": sum(spent[run] for run in plan.runs)},
+            "pieces": {"count": len(plan.pieces), "core_seconds": sum(spent[p] for p in plan.pieces)},
             "figures": [figure.key for figure in self.figures],
+            "figure_seconds": of_figures,
             "cost": plan.sentence,
         }
 

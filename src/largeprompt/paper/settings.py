@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 from largeprompt import _checks as checks
 from largeprompt.icl import LinearRegression
@@ -30,7 +30,8 @@ class Settings:
     length, to count those that miss the optimum; `traps` the lengths, by covariance, at which spurious minima of
     softmax attention are looked for. At initialisation: `short_to_long` lengths, `heads` draws of weights, `prompts`
     sampled for each. `law_prompts` for each of the `laws` of tokens and each of `law_lengths`; flows along a `ladder`
-    of lengths up to `flow_time`. `errata`: whether their evidence is recomputed.
+    of lengths up to `flow_time`, those of risks that must not rise in `flow_parameters`. `errata`: whether their
+    evidence is recomputed.
     """
 
     preset: str
@@ -49,6 +50,7 @@ class Settings:
     law_prompts: int
     ladder: tuple[int, ...]
     flow_time: float
+    flow_parameters: tuple[Literal["UV", "KQVO"], ...]
     flow_seeds: int
     record: Record
     errata: bool = True
@@ -99,6 +101,7 @@ PRESETS = {
         law_prompts=100,
         ladder=(10, 100),
         flow_time=3.0,
+        flow_parameters=("UV",),
         flow_seeds=1,
         record=Record(points=12, draws=2**10),
         errata=False,
@@ -110,7 +113,7 @@ PRESETS = {
         courses=(10, 100, 1000),
         steps=100_000,
         seeds=3,
-        starts=((ISOTROPIC, 100, 16),),
+        starts=((ISOTROPIC, 100, 12),),
         traps=((ISOTROPIC, (1000,)),),
         short_to_long=(10, 30, 100, 300, 1000, 3000, 10_000),
         heads=8,
@@ -120,6 +123,7 @@ PRESETS = {
         law_prompts=600,
         ladder=(10, 100, 1000, 10_000),
         flow_time=1000.0,
+        flow_parameters=("UV",),
         flow_seeds=1,
         record=Record(points=40, every=5000),
     ),
@@ -140,6 +144,7 @@ PRESETS = {
         law_prompts=2000,
         ladder=(10, 100, 1000, 10_000, 100_000),
         flow_time=1000.0,
+        flow_parameters=("UV", "KQVO"),
         flow_seeds=8,
         record=Record(points=60, every=10_000),
     ),

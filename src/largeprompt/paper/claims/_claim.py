@@ -88,9 +88,10 @@ class Claim:
     figures: tuple[str, ...] = ()
 
     def entry(self, settings: Settings, results: Results) -> dict[str, Any]:
-        """Its line of the ledger, as plain data."""
+        """Its line of the ledger, as plain data; the checks that decide come first."""
         finding = self.judge(settings, results)
-        checks = [dataclasses.asdict(check) | {"verdict": check.verdict} for check in finding.checks]
+        worst_first = sorted(finding.checks, key=lambda check: -VERDICTS.index(check.verdict))
+        checks = [dataclasses.asdict(check) | {"verdict": check.verdict} for check in worst_first]
         return {
             "key": self.key,
             "place": self.place,

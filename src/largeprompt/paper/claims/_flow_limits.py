@@ -43,8 +43,8 @@ def _descents(settings: Settings, parameters: tuple[Parameters, ...]) -> tuple[D
 
 
 def _own(settings: Settings) -> tuple[Parameters, ...]:
-    """The parameters that flows move: at the smallest preset (U, V) only."""
-    return ("UV",) if settings.preset == "smoke" else ("UV", "KQVO")
+    """The parameters that flows move."""
+    return settings.flow_parameters
 
 
 def _over(data: xr.Dataset, of_flows: Callable[[xr.Dataset], xr.DataArray]) -> float:

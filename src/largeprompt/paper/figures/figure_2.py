@@ -13,6 +13,8 @@ from ._words import covariates
 
 MEMBERS = ("softmax", "linear")
 _MARKS = {"softmax": "o", "linear": "s"}
+_CURVES = ("softmax_optimum", "linear_optimum", "Bayes", "softmax_trap", "linear_trap")
+_SMOOTH = 9  # lengths from which exact curves look smooth
 _TAIL = 0.1  # the last part of a run, by whose spread the noise of its final risk is told
 
 
@@ -35,16 +37,16 @@ class FinalRisk(AbstractFigure):
         return (levels(settings, self.covariance), *trained(settings, self.covariance))
 
     def dataset(self, settings: Settings, results: Results) -> xr.Dataset:
-        known = results[levels(settings, self.covariance)].rename(
-            {"softmax": "softmax_optimum", "linear": "linear_optimum"}
-        )
+        known = results[levels(settings, self.covariance)]
+        known = known.rename(softmax="softmax_optimum", linear="linear_optimum")
+        curves = known[list(_CURVES)].rename({name: f"{name}_curve" for name in _CURVES} | {"L": "length"})
         ends = final_risks(settings, self.covariance, results)
-        return xr.merge([known, ends], combine_attrs="drop").assign_attrs(
+        return xr.merge([known.sel(L=ends.L), curves, ends], combine_attrs="drop").assign_attrs(
             covariance=self.covariance, steps=settings.steps, risk="half the mean squared error"
         )
 
     def chart(self, data: xr.Dataset) -> Chart:
-        L, series = data.L.values, []
+        L, length, series = data.L.values, data.length.values, []
         for member in MEMBERS:
             hue, mark = OF_ATTENTION[member], _MARKS[member]
             here = data.sel(member=member)
@@ -62,14 +64,15 @@ class FinalRisk(AbstractFigure):
             at, seed = np.nonzero(np.isfinite(here.risk.values))
             shown = {"role": "seed", "colour": hue, "line": False, "mark": ".", "in_legend": False}
             series.append(Series(f"{member}, each seed", L[at], here.risk.values[at, seed], **shown))
-            best = data[f"{member}_optimum"].values
-            series.append(Series(f"best {member} attention", L, best, "theory", hue))
-            trap = data[f"{member}_trap"].values
+            best = data[f"{member}_optimum_curve"].values
+            series.append(Series(f"best {member} attention", length, best, "theory", hue))
+            trap = data[f"{member}_trap_curve"].values
             if np.isfinite(trap).any():
                 known = np.isfinite(trap)
                 style = {"colour": hue, "dash": "dot", "mark": "" if known.sum() > 1 else "_", "width": 1.1}
-                series.append(Series(f"lowest spurious {member} minimum", L[known], trap[known], "theory", **style))
-        series.append(Series("Bayes (ridge regression)", L, data.Bayes.values, "theory", GREEN, dash="dash"))
+                label = f"lowest spurious {member} minimum"
+                series.append(Series(label, length[known], trap[known], "theory", **style))
+        series.append(Series("Bayes (ridge regression)", length, data.Bayes_curve.values, "theory", GREEN, dash="dash"))
         series.append(level("noise floor s²/2", float(data.floor), L, colour=GREY, dash="dash"))
         panel = Panel(covariates(self.covariance), "prompt length L", "final risk  ½E(ŷ−y)²", tuple(series))
         return Chart((panel,), columns=1)
@@ -98,7 +101,10 @@ def levels(settings: Settings, covariance: str) -> Levels:
     """What the final risks are held against."""
     traps = dict(settings.traps).get(covariance, ())
     query = settings.conventions.query_sigma
-    return Levels(covariance, settings.lengths, traps, query_sigma=query)
+    ends = settings.lengths[0], settings.lengths[-1]
+    between = np.geomspace(*ends, _SMOOTH).round().astype(int) if len(settings.lengths) < _SMOOTH else ()
+    lengths = sorted({*settings.lengths, *(int(L) for L in between)})
+    return Levels(covariance, tuple(lengths), traps, query_sigma=query)
 
 
 def trained(settings: Settings, covariance: str) -> tuple[Needed, ...]:
