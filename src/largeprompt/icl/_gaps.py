@@ -19,10 +19,10 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments,
 
 from ._closed_forms import blocks, gaussian_risk
 from ._estimate import Estimate
-from ._nodes import REPLICATES, Nodes, _placed, gaussian_nodes, power_of_two
+from ._nodes import REPLICATES, Nodes, gaussian_nodes, placed, power_of_two
 from ._optima import as_regression
 from ._regression import LinearRegression
-from ._same_prompt import _gap
+from ._same_prompt import mean_gaps
 from ._softmax_risk import exact_part, softmax_risk
 from ._task import as_predictor
 
@@ -118,8 +118,8 @@ def _replicates(
         return jnp.mean(weights * found)
 
     def of_replicate(normal, weights):
-        nodes = _placed(normal, task, task.targets, len(weights))
-        output = jnp.mean(weights * _gap(parts(softmax), parts(linear), task, moments, L, nodes))
+        nodes = placed(normal, task, task.targets, len(weights))
+        output = jnp.mean(weights * mean_gaps(parts(softmax), parts(linear), task, moments, L, nodes))
         return output, flat(eqx.filter_grad(excess)(softmax, nodes, weights))
 
     def flat(layer):

@@ -85,11 +85,12 @@ def regression_nodes(
     """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate."""
     d, k = task.d, 0 if of_query_only else task.targets
     normal = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d).T
-    return _placed(jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype), task, k, replicates)
+    return placed(jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype), task, k, replicates)
 
 
 @eqx.filter_jit
-def _placed(normal: Float[Array, "m n"], task: LinearRegression, k: int, replicates: int) -> Nodes:
+def placed(normal: Float[Array, "m n"], task: LinearRegression, k: int, replicates: int) -> Nodes:
+    """Standard normal numbers as queries and, for `k` targets, coefficients of the task."""
     d, n = task.d, normal.shape[1]
     W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, n), root(task.Omega))
     WS = jnp.einsum("kdn,de->ken", W, task.Sigma)

@@ -48,14 +48,14 @@ def same_prompt_gap(
         raise ValueError("linear is softmax attention; it must be linear attention")
     nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
     length = jnp.asarray(L, task.Sigma.dtype)
-    means = _gap(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
+    means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
     error = means.std(ddof=1) / jnp.sqrt(means.size)
     return Estimate(means.mean(), error, "exact over prompts, quasi-Monte Carlo over (W, x)")
 
 
 @eqx.filter_jit
-def _gap(
+def mean_gaps(
     soft: Blocks, lin: Blocks, task: LinearRegression, moments: WeightMoments, L: Float[Array, ""], nodes: Nodes
 ) -> Float[Array, " r"]:
     """The gap, averaged over each replicate of the nodes and over ±W."""
