@@ -14,7 +14,7 @@ from largeprompt import Head, LinearAttention, SoftmaxAttention
 from largeprompt.icl import initial_gaps, norm, risk_gradient, squared_mean, widened
 from largeprompt.paper.claims import CLAIMS
 from largeprompt.paper.figures import FIGURES, Results
-from largeprompt.paper.figures._at_start import gaps, long_slope, ratio_of_means
+from largeprompt.paper.figures.at_start import gaps, long_slope, ratio_of_means
 from largeprompt.paper.pieces import Gaps, Shelf
 from largeprompt.paper.settings import COVARIANCES, PRESETS, Conventions
 from significance import assert_close_in_sigmas, assert_mean_is
@@ -45,10 +45,9 @@ def test_measured_gaps_are_the_exact_ones(small):
     assert np.isnan(data.measured.isel(head=2)).all()
 
 
-def test_bounds_lie_above_and_the_limit_is_zero(small):
+def test_bounds_lie_above(small):
     _, data = small
     assert (data.bound_log10 > np.log10(data.exact) + 1).all()
-    assert (np.abs(data.limit) < 1e-20).all()
 
 
 def test_a_piece_survives_the_shelf(small, tmp_path):
@@ -75,6 +74,10 @@ def test_the_exact_gaps_are_those_of_plain_averages():
     error = 2 * apart * float(norm(ones.stderr))
     assert error < 0.1 * apart**2
     assert_close_in_sigmas(gradient.value, apart**2, np.hypot(gradient.stderr, error))
+
+
+def test_gaps_vanish_at_infinite_length():
+    assert all(abs(gap.value) < 1e-20 for gap in initial_gaps(*pair(5, 0.5), KMS, math.inf))
 
 
 def test_gaps_refuse_layers_of_the_wrong_kind():
@@ -128,7 +131,6 @@ def doctored(power: float = -1.0, bump: float = 1.0, off: float = 1.0, error: fl
             "measured": (shape, off * exact),
             "measured_stderr": (shape, 3 * error * exact),
             "bound_log10": (shape, np.full_like(exact, 9.0)),
-            "limit": (shape[:2], np.zeros(exact.shape[:2])),
             "size": (shape[1:], exact[0]),
             "measured_mean": (("quantity", "L"), off * mean),
             "measured_mean_stderr": (("quantity", "L"), error * mean),

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from largeprompt.paper.figures._at_start import agreement, gaps, long_slope, ratio_of_means
+from largeprompt.paper.figures.at_start import agreement, gaps, long_slope, ratio_of_means
 from largeprompt.paper.figures.figure_1a import FIGURES as OF_OUTPUTS
 from largeprompt.paper.figures.figure_1b import FIGURES as OF_GRADIENTS
 from largeprompt.paper.pieces import Needed
@@ -16,8 +16,8 @@ SLOPE, SHARE, TOLERANCE = -0.5, 0.05, 0.15
 _RULE = (
     f"Exact over prompts at {HEADS} default initialisations or more: the mean gap at the longest prompts over that at "
     f"the shortest is below {SHARE}; between successive lengths it falls (the largest ratio is below 1); its log-log "
-    f"slope over the longer half of the lengths is below {SLOPE}; it vanishes at infinite length; and the gap measured "
-    f"on sampled prompts is the exact one within {TOLERANCE:.0%}. Errors are over initialisations, paired."
+    f"slope over the longer half of the lengths is below {SLOPE}; and the gap measured on sampled prompts is the exact "
+    f"one within {TOLERANCE:.0%}. Errors are over initialisations, paired. That both have the same limit is T1 and T2."
 )
 
 
@@ -54,13 +54,6 @@ def checks(data: xr.Dataset, covariance: str) -> list[Check]:
             steps[largest][1],
         ),
         Check(f"{covariance}: log-log slope from L = {L[len(L) // 2]} on", slope, "<", SLOPE, slope_error),
-        Check(
-            f"{covariance}: gap at infinite length over that at L = {L[-1]}",
-            float(np.abs(data.limit.values).max() / exact[:, -1].mean()),
-            "=",
-            0.0,
-            tolerance=1e-6,
-        ),
         Check(
             f"{covariance}: measured over exact",
             ratio,

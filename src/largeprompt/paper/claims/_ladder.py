@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.paper.figures import FIGURES
-from largeprompt.paper.figures._words import covariates, listed
 from largeprompt.paper.figures.flows import excesses, fall
+from largeprompt.paper.figures.words import covariates, listed
 from largeprompt.paper.settings import Settings
 
 from ._claim import Check, Claim, Finding, Results, not_settled

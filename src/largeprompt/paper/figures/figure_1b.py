@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from largeprompt.paper.settings import ANISOTROPIC
 
-from ._at_start import AbstractGap
+from .at_start import AbstractGap
 
 
 class GradientGap(AbstractGap):

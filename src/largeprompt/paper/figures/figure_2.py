@@ -9,7 +9,7 @@ from largeprompt.paper.pieces import Levels, Needed
 from largeprompt.paper.settings import ANISOTROPIC, Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import covariates
+from .words import covariates
 
 MEMBERS = ("softmax", "linear")
 _MARKS = {"softmax": "o", "linear": "s"}

@@ -8,7 +8,7 @@ from largeprompt.paper.pieces import InfiniteFlow, Needed, squared_distance
 from largeprompt.paper.settings import ANISOTROPIC, Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import covariates
+from .words import covariates
 
 DISTANCES = {
     "apart": "softmax to linear  ‖θ_soft − θ_lin‖²",

@@ -8,7 +8,7 @@ from largeprompt.paper.pieces import Flow, Needed
 from largeprompt.paper.settings import ANISOTROPIC, Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import covariates
+from .words import covariates
 
 MEMBERS = ("softmax", "linear")
 

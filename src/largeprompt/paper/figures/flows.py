@@ -10,7 +10,7 @@ from largeprompt.paper.pieces.ladder import by_covariance
 from largeprompt.paper.settings import COVARIANCES, Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import covariates, listed
+from .words import covariates, listed
 
 
 class Flows(AbstractFigure):

@@ -10,7 +10,7 @@ from largeprompt.paper.pieces import Laws, Needed
 from largeprompt.paper.settings import Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import listed
+from .words import listed
 
 NAMES = {"output": "output T", **{name: f"gradient ∇_{name} T" for name in "VUKQ"}}
 _MARKS = ("o", "s", "D", "^", "v", "o", "s")

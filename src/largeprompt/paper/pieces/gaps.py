@@ -33,8 +33,7 @@ class Gaps(AbstractPiece):
     `exact` over prompts, with `draws` nodes for queries and coefficients; `measured` on `prompts` sampled prompts or
     more, each read by the first `measured_heads` heads. The gradients are those in K, Q, V and O. `bound_log10` is what
     the paper bounds, softmax attention against its limit, and by the triangle inequality the exact distance of linear
-    attention from the same limit. `limit` is the gap at infinite length, `size` the squared norm of linear attention's
-    own gradient.
+    attention from the same limit. `size` is the squared norm of linear attention's own gradient.
     """
 
     covariance: str
@@ -82,12 +81,9 @@ class Gaps(AbstractPiece):
             columns.append(self._exact(pairs, task, L, refusals) | self._measured(pairs, task, L))
             done(f"L = {L}")
         found = {name: np.stack([column[name] for column in columns], axis=-1) for name in columns[0]}
-        ends = [initial_gaps(*pair, task, math.inf, draws=self.draws) for pair in pairs]
-        found["limit"] = np.array([[float(estimate.value) for estimate in end] for end in ends]).T
         found["prompts"] = np.array([self.sampled(L) for L in self.lengths], np.int32)
         dims: Any = {
             "prompts": "L",
-            "limit": ("quantity", "head"),
             "measured_mean": ("quantity", "L"),
             "measured_mean_stderr": ("quantity", "L"),
             "size": ("head", "L"),
@@ -135,18 +131,20 @@ class Gaps(AbstractPiece):
         squares, rows = differences([softmax for softmax, _ in pairs[:h]], task, L, self.sampled(L), self.seed)
         rows *= self.conventions.loss_factor
         value, error = np.full((2, self.heads), math.nan), np.full((2, self.heads), math.nan)
-        value[0, :h], error[0, :h] = squares.mean(axis=0), _stderr(squares)
+        value[0, :h], error[0, :h] = squares.mean(axis=0), standard_error(squares)
         for i in range(h):
             value[1, i], error[1, i] = squared_mean(rows[:, i])
         # heads read the same prompts: the error of their mean is not that of independent ones
         together, of_all = squared_mean(rows.reshape(len(rows), -1))
-        mean, mean_error = [squares.mean(), together / h], [_stderr(squares.mean(axis=1)), of_all / h]
+        mean, mean_error = [squares.mean(), together / h], [standard_error(squares.mean(axis=1)), of_all / h]
         found = {"measured": value, "measured_stderr": error, "measured_mean": mean, "measured_mean_stderr": mean_error}
         return {name: np.asarray(part, float) for name, part in found.items()}
 
 
-def _stderr(rows: np.ndarray) -> Any:
-    return rows.std(axis=0, ddof=1) / math.sqrt(len(rows))
+def standard_error(rows: np.ndarray) -> Any:
+    """Of the mean over the first axis; not a number where that has one row."""
+    n = len(rows)
+    return rows.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.full(rows.shape[1:], math.nan)
 
 
 def _bound_log10(

@@ -9,10 +9,11 @@ from jaxtyping import Float
 
 from largeprompt.paper.chart import BLUE, GREY, INK, Chart, Panel, Series, over_seeds
 from largeprompt.paper.pieces import Gaps, Needed
+from largeprompt.paper.pieces.gaps import standard_error
 from largeprompt.paper.settings import Settings
 
 from ._figure import AbstractFigure, Results
-from ._words import covariates
+from .words import covariates
 
 PRECISE = 0.1  # relative standard error up to which a measured gap counts in the comparison with the exact one
 
@@ -93,7 +94,7 @@ class AbstractGap(AbstractFigure):
     def told(self, data: xr.Dataset) -> list[str]:
         exact, L = data.exact.values, data.L.values
         n = len(exact)
-        ends = [f"{exact[:, i].mean():.3g} ± {_stderr(exact[:, i]):.1g} at L = {L[i]}" for i in (0, -1)]
+        ends = [f"{exact[:, i].mean():.3g} ± {standard_error(exact[:, i]):.1g} at L = {L[i]}" for i in (0, -1)]
         lines = [f"Mean gap over {n} draws of the weights: {ends[0]}, {ends[1]}."]
         steps = [f"{slope:.2f} ± {error:.2f}" for slope, error in zip(*local_slopes(exact, L), strict=True)]
         lines.append(f"Log-log slopes between successive lengths (mean ± error over draws): {', '.join(steps)}.")
@@ -121,7 +122,7 @@ def gaps(settings: Settings, covariance: str) -> Gaps:
 def local_slopes(values: Values, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Log-log slopes between successive lengths: the mean over heads and its standard error."""
     steps = np.diff(_logs(values), axis=1) / np.diff(np.log(L))
-    return steps.mean(axis=0), _stderr(steps)
+    return steps.mean(axis=0), standard_error(steps)
 
 
 def long_slope(values: Values, L: np.ndarray) -> tuple[float, float]:
@@ -129,13 +130,13 @@ def long_slope(values: Values, L: np.ndarray) -> tuple[float, float]:
     late = slice(len(L) // 2, None)
     x = np.log(L[late]) - np.log(L[late]).mean()
     slopes = _logs(values)[:, late] @ x / (x @ x)
-    return float(slopes.mean()), float(_stderr(slopes))
+    return float(slopes.mean()), float(standard_error(slopes))
 
 
 def ratio_of_means(values: np.ndarray, to: np.ndarray) -> tuple[float, float]:
     """The ratio of two means over heads, and its standard error with the values paired by head."""
     ratio = float(values.mean() / to.mean())
-    return ratio, float(_stderr(values - ratio * to) / to.mean())
+    return ratio, float(standard_error(values - ratio * to) / to.mean())
 
 
 def agreement(data: xr.Dataset) -> tuple[float, float]:
@@ -153,8 +154,3 @@ def agreement(data: xr.Dataset) -> tuple[float, float]:
 
 def _logs(values: np.ndarray) -> np.ndarray:
     return np.log(np.where(values > 0, values, np.nan))
-
-
-def _stderr(values: np.ndarray):
-    n = len(values)
-    return values.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.full(values.shape[1:], math.nan)
