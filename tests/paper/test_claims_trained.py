@@ -31,9 +31,16 @@ def above(member, L):
     return (10 if member == "softmax" else 3) / L
 
 
+def slowed(L):
+    """The factor of the excess of anisotropic runs."""
+    return 1.0
+
+
 def fall(member, L, slow):
     """From 0.55 down to the least risk, around step 10⁴; slowly, with a plateau in between, if asked for."""
+    bayes = 0.05 + 0.5 / L
     best, x = 0.05 + above(member, L), STEPS / 1e4
+    best = bayes + (best - bayes) * slowed(L) if slow else best
     half = np.exp(-(x**2)) if not slow else 0.5 * np.exp(-((20 * x) ** 2)) + 0.5 * np.exp(-((x / 8) ** 2))
     return best + (0.55 - best) * half
 
@@ -81,6 +88,7 @@ class Results(dict):
                     "Bayes": ("L", 0.05 + 0.5 / L),
                     "floor": ((), 0.05),
                     **{f"{member}_trap": ("L", 0.2 + 0 * L) for member in ("softmax", "linear")},
+                    **{f"{member}_saddle": ("L", 0.3 + 0 * L) for member in ("softmax", "linear")},
                 },
                 coords={"L": L},
             )
@@ -104,15 +112,23 @@ def verdicts(**changes):
 
 
 def test_runs_that_do_what_the_paper_says_make_its_claims_hold():
-    found = verdicts(changes={(ISOTROPIC, "linear"): (0.4, 0.2), (ANISOTROPIC, "linear"): (0.4, 0.2)})
-    assert found.pop("C8") == "not settled at this preset"  # made equal: below 1 by less than its error, or above
-    assert found.pop("T14").startswith("holds")
+    found = verdicts()
+    assert found.pop("C8") != "does not hold"  # made equal
+    assert found.pop("C11") == "not settled at this preset"  # no run fails
     assert set(found.values()) == {"holds"}
+
+
+def test_linear_runs_that_fail_show_that_softmax_is_more_stable():
+    found = verdicts(changes={(sigma, "linear"): (0.8, 0.2) for sigma in COVARIANCES})
+    assert found["C11"] == "holds"
+    assert found["T14"] == "not settled at this preset"  # a quarter of eight seeds reaches the optimum
+    assert found["C3"] == found["C4"] == "holds"  # the best seeds do
 
 
 @pytest.mark.parametrize(
     ("claim", "changes"),
     [
+        ("C4", {(ISOTROPIC, "softmax"): (1.0, 0.2)}),
         ("C5", {"apart at the end": True}),
         ("C11", {(ISOTROPIC, "softmax"): (0.9, 0.2)}),
         ("T14", {(ANISOTROPIC, "softmax"): (1.0, 0.2)}),
@@ -122,10 +138,38 @@ def test_runs_that_do_not_make_them_fail(claim, changes):
     assert verdicts(changes=changes)[claim] == "does not hold"
 
 
-@pytest.mark.parametrize(("claim", "member"), [("C3", "linear"), ("C4", "softmax"), ("C6", "linear")])
-def test_where_no_run_converged_nothing_is_settled(claim, member):
-    changes = {(sigma, m): (1.0, 0.2) for sigma in COVARIANCES for m in ("softmax", "linear")}
-    assert verdicts(changes=changes)[claim] == "not settled at this preset"
+def test_failed_starts_and_single_seeds_settle_nothing():
+    single, trapped = dataclasses.replace(SETTINGS, seeds=1), {(ISOTROPIC, "linear"): (1.0, 0.2)}
+    for key in ("C3", "C4"):
+        assert CLAIMS[key].judge(single, Results()).verdict == "holds"
+        assert CLAIMS[key].judge(single, Results(changes=trapped)).verdict == "not settled at this preset"
+    for key in ("C5", "C6", "C9", "C10", "C11", "T14"):
+        assert CLAIMS[key].seeds > 1
+        assert CLAIMS[key].judge(single, Results()).verdict == "not settled at this preset"
+
+
+def test_a_run_that_diverged_settles_nothing():
+    results = Results()
+    for run in SETTINGS.runs(ISOTROPIC, (1000,), 1):
+        results[run].risk[0, -3:] = np.nan
+    for key in ("C6", "C10"):
+        assert CLAIMS[key].judge(SETTINGS, results).verdict == "not settled at this preset"
+
+
+def test_a_length_that_is_missing_leaves_every_length_unsettled():
+    results = Results()
+    for run in SETTINGS.runs(ISOTROPIC, (300,)):
+        results[run].risk[0, -1] = np.nan
+    assert CLAIMS["C3"].judge(SETTINGS, results).verdict == "not settled at this preset"
+
+
+def test_slower_in_l_and_nearer_at_every_length_is_both_told(monkeypatch):
+    monkeypatch.setitem(globals(), "slowed", lambda L: (L / 2000) ** 0.1)
+    finding = CLAIMS["C8"].judge(SETTINGS, Results())
+    levels, slopes = finding.checks[:2], finding.checks[2:]
+    assert {check.verdict for check in levels} == {"does not hold"}
+    assert {check.verdict for check in slopes} == {"holds"}
+    assert "no longer prompts are needed" in finding.remark
 
 
 def test_risks_in_the_wrong_order_fail(monkeypatch):
@@ -137,12 +181,6 @@ def test_risks_in_the_wrong_order_fail(monkeypatch):
 def test_a_risk_that_stays_above_the_noise_fails(monkeypatch):
     monkeypatch.setitem(globals(), "above", lambda member, L: (10 if member == "softmax" else 3) / L + 0.01)
     assert verdicts()["C4"] == "does not hold"
-
-
-def test_one_seed_cannot_settle_what_needs_several():
-    single = dataclasses.replace(SETTINGS, seeds=1)
-    for key in ("C5", "C9", "T14"):
-        assert CLAIMS[key].judge(single, Results()).verdict == "not settled at this preset"
 
 
 @pytest.mark.parametrize("key", ["2", "3", "4", "6", "7", "8"])

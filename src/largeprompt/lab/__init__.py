@@ -4,6 +4,8 @@ from ._checkpoint import Damaged as Damaged
 from ._execution import Interrupted as Interrupted
 from ._execution import Watcher as Watcher
 from ._execution import train as train
+from ._files import claimed as claimed
+from ._files import leftovers as leftovers
 from ._files import replacing as replacing
 from ._forecast import Forecast as Forecast
 from ._forecast import duration as duration
@@ -21,6 +23,7 @@ from ._settings import runs_from as runs_from
 from ._settings import with_files as with_files
 from ._store import Entry as Entry
 from ._store import Store as Store
+from ._store import digest as digest
 from ._store import run_of as run_of
 from ._study import Study as Study
 from ._study import study_from as study_from

@@ -49,7 +49,7 @@ class Store:
             return None
         try:
             data = xr.load_dataset(path, engine="scipy", decode_times=False)
-            digest = data.attrs.pop("digest")
+            kept = data.attrs.pop("digest")
             held = hashlib.sha256(data.attrs["run"].encode()).hexdigest()
         except OSError:
             raise
@@ -58,7 +58,7 @@ class Store:
             raise Damaged(f"{path} is damaged: {first}") from None
         if held != address:
             raise Damaged(f"{path} holds the run {held[:12]}, not {address[:12]}")
-        if digest != _digest(data):
+        if kept != digest(data):
             raise Damaged(f"{path} is damaged: its contents are not those that were written")
         return data
 
@@ -68,7 +68,7 @@ class Store:
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             temporary.write_text(json.dumps({**log, "finished": when}, indent=1) + "\n")
         with replacing(self.path(address)) as temporary:
-            data.assign_attrs(digest=_digest(data)).to_netcdf(temporary, engine="scipy")
+            data.assign_attrs(digest=digest(data)).to_netcdf(temporary, engine="scipy")
         self.path(address, "checkpoint").unlink(missing_ok=True)
 
     def checkpoint(self, address: str) -> Checkpoint | None:
@@ -158,15 +158,15 @@ def _run_from(text: str) -> Run:
     return run
 
 
-def _digest(data: xr.Dataset) -> str:
+def digest(data: xr.Dataset) -> str:
     """Of every value and attribute, whatever types a file format turns them into."""
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for name in sorted(str(name) for name in data.variables):
         values = np.asarray(data[name].values)
-        digest.update(f"{name} {data[name].dims} {values.shape}".encode())
+        total.update(f"{name} {data[name].dims} {values.shape}".encode())
         if values.dtype.kind in "fiub":
-            digest.update(np.ascontiguousarray(values, np.float64).tobytes())
+            total.update(np.ascontiguousarray(values, np.float64).tobytes())
         else:
-            digest.update(json.dumps([str(value) for value in values.ravel()]).encode())
-    digest.update(json.dumps({k: str(v) for k, v in data.attrs.items() if k != "digest"}, sort_keys=True).encode())
-    return digest.hexdigest()
+            total.update(json.dumps([str(value) for value in values.ravel()]).encode())
+    total.update(json.dumps({k: str(v) for k, v in data.attrs.items() if k != "digest"}, sort_keys=True).encode())
+    return total.hexdigest()

@@ -16,14 +16,15 @@ from largeprompt import __version__
 def machine(cores: int) -> dict[str, Any]:
     """The processor and system."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, as the system tells it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

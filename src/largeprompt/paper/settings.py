@@ -10,6 +10,7 @@ from largeprompt.lab import Record, Run
 
 ISOTROPIC, ANISOTROPIC = "identity", "kms:0.5"
 COVARIANCES = (ISOTROPIC, ANISOTROPIC)
+MEMBERS = ("softmax", "linear")  # of a pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ PRESETS = {
         steps=500_000,
         seeds=1,
         starts=tuple((covariance, L, 20) for covariance in COVARIANCES for L in (10, 100)),
-        traps=tuple((covariance, (100, 200, 500, 1000)) for covariance in COVARIANCES),
+        traps=tuple((covariance, (10, 100, 200, 500, 1000)) for covariance in COVARIANCES),
         short_to_long=(10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000),
         heads=32,
         prompts=20_000,

@@ -7,6 +7,7 @@ from ._claim import VERDICTS as VERDICTS
 from ._claim import Check as Check
 from ._claim import Claim as Claim
 from ._claim import Finding as Finding
+from ._claim import mean_over_seeds as mean_over_seeds
 from ._claim import not_settled as not_settled
 from ._errata import entries as entries
 

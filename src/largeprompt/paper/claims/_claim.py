@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
-import xarray as xr
+import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student
 
-from largeprompt.paper.pieces import Needed
+from largeprompt.paper.pieces import Needed, Results
 from largeprompt.paper.settings import Settings
 
 Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
@@ -17,11 +19,11 @@ RULE = (
     "A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, "
     "less, or equal within a stated tolerance. Its margin is by how much the number is on the right side. It holds if "
     "the margin exceeds three standard errors and does not hold if it is below minus three. Between, an equality holds "
-    "within error; so does an inequality that is on the right side, and one on the wrong side is not settled. Where "
-    "the number could not be measured, or its error exceeds what the check would resolve, it is not "
+    "within error; so does an inequality that is on the right side; one on the wrong side is not settled. The error "
+    "of a mean over few seeds is widened, so that three of it are as rare as for many. Where the number could not be "
+    "measured, one seed leaves its error unknown, or the error exceeds what the check would resolve, it is not "
     "settled at this preset. A claim has the worst verdict among its checks: if one fails, it fails."
 )
-Results = Mapping[Needed, xr.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Check:
     tolerance: float = 0.0
     resolution: float = math.inf
 
+    def __post_init__(self):
+        if self.error < 0:
+            raise ValueError(f"{self.label}: its error is {self.error}; it must not be negative")
+
     @property
     def margin(self) -> float:
         """By how much the number is on the right side of its target."""
@@ -49,16 +55,15 @@ class Check:
     @property
     def verdict(self) -> Verdict:
         """By the rule."""
-        if not (math.isfinite(self.measured) and math.isfinite(self.target) and self.error <= self.resolution):
+        known = all(math.isfinite(value) for value in (self.measured, self.target, self.error, self.margin))
+        if not known or self.error > self.resolution:
             return "not settled at this preset"
-        if math.isnan(self.margin):
-            return "not settled at this preset"
-        reach = ERRORS * self.error
-        if self.margin > reach or (self.margin >= 0 and reach == 0):
+        equality, reach = self.relation == "=", ERRORS * self.error
+        if self.margin > reach or (equality and self.margin == reach == 0):
             return "holds"
         if self.margin < -reach:
             return "does not hold"
-        return "holds within error" if self.relation == "=" or self.margin >= 0 else "not settled at this preset"
+        return "holds within error" if equality or self.margin > 0 else "not settled at this preset"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Claim:
     needs: Callable[[Settings], tuple[Needed, ...]]
     judge: Callable[[Settings, Results], Finding]
     figures: tuple[str, ...] = ()
+    seeds: int = 1  # fewest that can settle it
 
     def entry(self, settings: Settings, results: Results) -> dict[str, Any]:
         """Its line of the ledger, as plain data; the checks that decide come first."""
@@ -102,6 +108,18 @@ class Claim:
             "figures": list(self.figures),
             "checks": checks,
         }
+
+
+def mean_over_seeds(values: Any) -> tuple[float, float]:
+    """The mean and its standard error, widened by Student's law; one value does not tell its error."""
+    values = np.asarray(values, float)
+    n = len(values)
+    if n == 0 or not np.isfinite(values).all():
+        return math.nan, math.inf
+    if n == 1:
+        return float(values[0]), math.inf
+    widened = float(student.ppf(norm.cdf(ERRORS), n - 1)) / ERRORS
+    return float(values.mean()), widened * float(values.std(ddof=1)) / math.sqrt(n)
 
 
 def not_settled(remark: str) -> Finding:

@@ -1,13 +1,10 @@
 import dataclasses
-from collections.abc import Mapping
 
 import xarray as xr
 
 from largeprompt.paper.chart import Chart
-from largeprompt.paper.pieces import Needed
+from largeprompt.paper.pieces import Needed, Results
 from largeprompt.paper.settings import ISOTROPIC, Settings
-
-Results = Mapping[Needed, xr.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)

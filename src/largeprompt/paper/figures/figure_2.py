@@ -6,14 +6,13 @@ import xarray as xr
 from largeprompt.lab import VERDICTS
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level, over_seeds
 from largeprompt.paper.pieces import Levels, Needed
-from largeprompt.paper.settings import ANISOTROPIC, Settings
+from largeprompt.paper.settings import ANISOTROPIC, MEMBERS, Settings
 
 from ._figure import AbstractFigure, Results
 from .words import covariates
 
-MEMBERS = ("softmax", "linear")
 _MARKS = {"softmax": "o", "linear": "s"}
-_CURVES = ("softmax_optimum", "linear_optimum", "Bayes", "softmax_trap", "linear_trap")
+_CURVES = ("Bayes", *(f"{member}_{what}" for member in MEMBERS for what in ("optimum", "trap", "saddle")))
 _SMOOTH = 9  # lengths from which exact curves look smooth
 _TAIL = 0.1  # the last part of a run, by whose spread the noise of its final risk is told
 
@@ -30,7 +29,7 @@ class FinalRisk(AbstractFigure):
         return (
             "Runs that find the optimum lie on the exact curves: linear attention below softmax at every length, both "
             "above the Bayes risk and falling to the noise floor. Crosses are runs that ended in a spurious minimum; "
-            "dotted lines are where theory puts the lowest one."
+            "dotted lines are where theory puts the lowest minimum and the lowest saddle."
         )
 
     def needs(self, settings: Settings) -> tuple[Needed, ...]:
@@ -66,12 +65,13 @@ class FinalRisk(AbstractFigure):
             series.append(Series(f"{member}, each seed", L[at], here.risk.values[at, seed], **shown))
             best = data[f"{member}_optimum_curve"].values
             series.append(Series(f"best {member} attention", length, best, "theory", hue))
-            trap = data[f"{member}_trap_curve"].values
-            if np.isfinite(trap).any():
-                known = np.isfinite(trap)
-                style = {"colour": hue, "dash": "dot", "mark": "" if known.sum() > 1 else "_", "width": 1.1}
-                label = f"lowest spurious {member} minimum"
-                series.append(Series(label, length[known], trap[known], "theory", **style))
+            for what, name in (("trap", "minimum"), ("saddle", "saddle")):
+                found = data[f"{member}_{what}_curve"].values
+                known = np.isfinite(found)
+                if known.any():
+                    style = {"colour": hue, "dash": "dot", "mark": "_", "width": 1.1 if what == "trap" else 0.6}
+                    label = f"lowest spurious {member} {name}"
+                    series.append(Series(label, length[known], found[known], "theory", **style))
         series.append(Series("Bayes (ridge regression)", length, data.Bayes_curve.values, "theory", GREEN, dash="dash"))
         series.append(level("noise floor s²/2", float(data.floor), L, colour=GREY, dash="dash"))
         panel = Panel(covariates(self.covariance), "prompt length L", "final risk  ½E(ŷ−y)²", tuple(series))

@@ -5,12 +5,10 @@ import xarray as xr
 
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
 from largeprompt.paper.pieces import Flow, Needed
-from largeprompt.paper.settings import ANISOTROPIC, Settings
+from largeprompt.paper.settings import ANISOTROPIC, MEMBERS, Settings
 
 from ._figure import AbstractFigure, Results
 from .words import covariates
-
-MEMBERS = ("softmax", "linear")
 
 
 class Courses(AbstractFigure):
@@ -113,11 +111,11 @@ def _panel(data: xr.Dataset) -> Panel:
         for seed in here.seed.values if many else ():
             style = {"colour": hue, "in_legend": False}
             series.append(Series(f"{member}, seed {seed}", steps, risk[seed], "seed", **style))
-        for seed in here.seed.values:
-            flow = here.flow.sel(seed=seed).values
-            if np.isfinite(flow).all():
-                style = {"colour": hue, "dash": "dash", "width": 1.0}
-                series.append(Series(f"{member}, population flow", steps, flow, "theory", **style))
+        followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).all()]
+        whose = "" if len(followed) == here.sizes["seed"] else f" of seed {', '.join(map(str, followed))}"
+        for seed in followed:
+            flow, style = here.flow.sel(seed=seed).values, {"colour": hue, "dash": "dash", "width": 1.0}
+            series.append(Series(f"{member}, population flow{whose}", steps, flow, "theory", **style))
         series.append(level(f"best {member} attention", float(here.optimum), steps, colour=hue, dash="dot"))
     series.append(level("Bayes (ridge regression)", float(data.Bayes), steps, colour=GREEN, dash="dash"))
     return Panel(f"L = {int(data.L)}", "step", "risk  ½E(ŷ−y)²", tuple(series))

@@ -3,6 +3,7 @@
 from ._piece import AbstractPiece as AbstractPiece
 from ._piece import Done as Done
 from ._piece import Needed as Needed
+from ._piece import Results as Results
 from ._piece import Shelf as Shelf
 from .errata import Errata as Errata
 from .flow_limits import Descents as Descents

@@ -1,13 +1,15 @@
 import dataclasses
 import hashlib
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import xarray as xr
 
-from largeprompt.lab import Run, replacing
+from largeprompt import __version__
+from largeprompt.lab import Run, digest, leftovers, replacing
 
 Done = Callable[[str], None]
 
@@ -43,7 +45,8 @@ class AbstractPiece:
     @property
     def canonical(self) -> str:
         """Kind and fields as JSON in one fixed spelling."""
-        what = {"kind": type(self).__name__, "version": self.version, **dataclasses.asdict(self)}
+        what = {"kind": type(self).__name__, "version": self.version, "package": __version__}
+        what |= dataclasses.asdict(self)
         return json.dumps(what, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
@@ -53,6 +56,7 @@ class AbstractPiece:
 
 
 Needed = Run | AbstractPiece
+Results = Mapping[Needed, xr.Dataset]
 
 
 class Shelf:
@@ -72,16 +76,19 @@ class Shelf:
             return None
         try:
             data = xr.load_dataset(path, engine="scipy", decode_times=False)
+            kept = data.attrs.pop("digest")
+        except OSError:
+            raise
         except Exception:  # damaged in one of many ways: it is computed anew
             return None
-        return data if data.attrs.get("piece") == piece.canonical else None
+        return data if data.attrs.get("piece") == piece.canonical and kept == digest(data) else None
 
     def keep(self, piece: AbstractPiece, data: xr.Dataset) -> xr.Dataset:
-        """Write a piece and read it back: what is used is what is kept."""
+        """Write a piece; what is given back is what will be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in leftovers(self.path(piece)):  # what a killed writer left half done
+            path.unlink(missing_ok=True)
+        as_read = xr.load_dataset(io.BytesIO(data.to_netcdf(engine="scipy")), engine="scipy", decode_times=False)
         with replacing(self.path(piece)) as path:
-            data.to_netcdf(path, engine="scipy")
-        kept: Any = self.load(piece)
-        if kept is None:
-            raise OSError(f"{self.path(piece)} was written but cannot be read back")
-        return kept
+            as_read.assign_attrs(digest=digest(as_read)).to_netcdf(path, engine="scipy")
+        return as_read

@@ -5,7 +5,7 @@ import json
 
 import xarray as xr
 
-from largeprompt.paper.errata import evidence
+from largeprompt.paper.errata import ERRATA, evidence
 
 from ._piece import AbstractPiece, Done
 
@@ -13,6 +13,8 @@ from ._piece import AbstractPiece, Done
 @dataclasses.dataclass(frozen=True)
 class Errata(AbstractPiece):
     """What `largeprompt.paper.errata.evidence` finds, as JSON in the attribute `evidence`."""
+
+    keys: tuple[str, ...] = tuple(erratum.key for erratum in ERRATA)
 
     @property
     def title(self) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -21,11 +21,13 @@ from ._piece import AbstractPiece, Done
 
 @dataclasses.dataclass(frozen=True)
 class Levels(AbstractPiece):
-    """By length: least risks of both attentions, the Bayes risk, and the lowest spurious stationary point of each.
+    """By length: least risks of both attentions, the Bayes risk, the lowest spurious minimum and saddle of each.
 
-    Those of linear attention at every length; those of softmax attention, a longer search, at the lengths `traps`. A
-    local minimum is preferred to a saddle that lies lower: it is where runs end. NaN is where none was found.
+    Those of linear attention at every length; those of softmax attention, a longer search, at the lengths `traps`. NaN
+    is where none was found. A stationary point that is neither for sure counts as a minimum.
     """
+
+    version: ClassVar[int] = 2
 
     covariance: str
     lengths: tuple[int, ...]
@@ -52,24 +54,18 @@ class Levels(AbstractPiece):
             row |= {"Bayes": float(Bayes.value), "Bayes_stderr": float(Bayes.stderr)}
             for kind in ("linear", "softmax"):
                 searched = kind == "linear" or L in self.traps
-                row[f"{kind}_trap"], row[f"{kind}_trap_kind"] = (
-                    _trap(stationary_points(task, L, kind, starts=0)) if searched else (math.nan, "")
-                )
+                points = stationary_points(task, L, kind, starts=0) if searched else []
+                row[f"{kind}_trap"] = _lowest(points, "local minimum", "undecided")
+                row[f"{kind}_saddle"] = _lowest(points, "saddle")
             rows.append(row)
             done(f"L = {L}")
         return xr.Dataset(
             {name: ("L", np.asarray([row[name] for row in rows])) for name in rows[0]}
-            | {"floor": ((), self.noise / 2), "zero": ((), _of_predicting_zero(task))},
+            | {"floor": ((), self.noise / 2)},
             coords={"L": np.asarray(self.lengths, np.int32)},
             attrs={"covariance": self.covariance, "d": self.d, "noise": self.noise, "risk": "half mean squared error"},
         )
 
 
-def _trap(points: list[StationaryPoint]) -> tuple[float, str]:
-    spurious = [point for point in points if point.kind != "global minimum"]
-    lowest = sorted(spurious, key=lambda point: (point.kind == "saddle", float(point.risk.value)))
-    return (float(lowest[0].risk.value), lowest[0].kind) if lowest else (math.nan, "")
-
-
-def _of_predicting_zero(task) -> float:
-    return float((np.sum(np.asarray(task.query_Sigma) * np.asarray(task.Omega)) + np.asarray(task.noise)) / 2)
+def _lowest(points: list[StationaryPoint], *kinds: str) -> float:
+    return min((float(point.risk.value) for point in points if point.kind in kinds), default=math.nan)

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.lab import Run
+from largeprompt.paper.machine import processor
 
 from ._piece import AbstractPiece, Done
 
@@ -19,6 +20,7 @@ class Speed(AbstractPiece):
 
     L: int
     steps: int = 1000
+    processor: str = dataclasses.field(default_factory=processor)
 
     @property
     def title(self) -> str:
