@@ -13,13 +13,14 @@ from largeprompt.paper.claims import VERDICTS
 from largeprompt.paper.figures import AbstractFigure
 from largeprompt.paper.report import write
 from largeprompt.paper.report._markup import element, prose
-from largeprompt.paper.report._words import check, duration, number
+from largeprompt.paper.report._words import check, number
 
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'> \"&amp;\" %{x} | `*_<!--"
 LENGTHS = np.array([10.0, 100.0, 1000.0])
 GAP = np.array([1e-2, np.nan, 1e-4])
 STEPS = np.array([0.0, 2e4, 4e4])
 RISK = np.array([0.5, 0.1, 0.06])
+CHOICE = {"preset": "quick", "seeds": 3, "conventions": {"score_scale": 0.5, "query_sigma": None}}
 
 
 class Gap(AbstractFigure):
@@ -91,7 +92,7 @@ def reproduction(folder):
     """A finished reproduction, as small as there is."""
     (folder / "figures").mkdir(parents=True)
     for key in FIGURES:
-        data = xr.Dataset({"gap": ("L", GAP)}, coords={"L": LENGTHS})
+        data = xr.Dataset({"gap": ("L", GAP)}, {"L": LENGTHS}, {"choice": json.dumps(CHOICE)})
         data.to_netcdf(folder / "figures" / f"figure-{key}.nc", engine="scipy")
         for form in ("svg", "pdf", "csv"):
             (folder / "figures" / f"figure-{key}.{form}").write_text("")
@@ -104,8 +105,9 @@ def reproduction(folder):
     line = {"left": "x", "x": 2.0, "relation": ">", "y": 1.0, "right": "λ_max", "holds": True}
     told = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
     erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **told}
-    ledger = {"rule": "Three standard errors.", "preset": "quick", "claims": claims, "errata": [erratum]}
+    ledger = {"rule": "Three standard errors.", "choice": CHOICE, "claims": claims, "errata": [erratum]}
     run = {
+        "choice": CHOICE | {"figures": None, "store": None},
         "preset": "quick",
         "command": "largeprompt reproduce --preset quick",
         "options": ["--preset", "quick"],
@@ -113,7 +115,7 @@ def reproduction(folder):
         "seconds": 4000.0,
         "machine": {"processor": NASTY, "cores": 2, "system": "Linux", "python": "3.11"},
         "versions": {"numpy": "2.0"},
-        "settings": {"steps": 100_000, "starts": [[100, 16]], "conventions": {"query_sigma": None}},
+        "settings": {"steps": 100_000, "starts": [["identity", 100, 16]], "conventions": CHOICE["conventions"]},
         "runs": {"count": 1, "core_seconds": 30.0},
         "pieces": {"count": 2, "core_seconds": 90.0},
         "figures": list(FIGURES),
@@ -350,14 +352,15 @@ def test_paper_shows_everything(page):
 
 def test_the_text_says_the_same(folder):
     text = (folder / "report" / "report.md").read_text()
-    assert "took 1 h 7 min" in text
+    assert "took 1 h 6 min" in text
+    assert "Not the paper's conventions: factor of the scores: 0.5." in text
     assert "- ✕ does not hold: 1" in text
     assert "![Figure 1a: The gap](../figures/figure-1a.svg)" in text
     assert "- At L = 10 it is 0.01." in text
     assert "```sh\nlargeprompt figure 1a --preset quick\n```" in text
     assert "| C10 | It falls. | Section 6 | slope: 0.9123 ± 0.012 &gt; 0.5 | ✓ holds | 1a |" in text
     assert "- C1: It falls. Too few seeds." in text
-    assert "| starts | 100 × 16 |" in text
+    assert "| starts | identity × 100 × 16 |" in text
     assert "<script" not in text
     rows = [line for line in text.splitlines() if line.startswith("| E1")]
     assert len(rows) == 1
@@ -378,6 +381,8 @@ def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     (folder / "figures" / "figure-1a.pdf").unlink()
     refused(FileNotFoundError, "figure-1a.pdf is missing; `largeprompt figure 1a --preset quick` makes it")
     run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"runs": {}}))
+    refused(ValueError, "run.json has no 'runs.count'; `largeprompt reproduce --out")
     (folder / "run.json").write_text(json.dumps(run | {"figures": ["12"]}))
     refused(ValueError, "unknown figure '12'; known are 1a, 9")
     (folder / "ledger.json").write_text('{"rule": ""}')
@@ -385,14 +390,37 @@ def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     (folder / "ledger.json").unlink()
     refused(FileNotFoundError, "ledger.json is missing; `largeprompt reproduce --out")
     (folder / "run.json").write_text("{")
-    refused(ValueError, "run.json is not JSON")
+    refused(ValueError, "run.json is damaged: it is not JSON")
     assert not (folder / "report").exists()
+
+
+def test_parts_made_with_other_settings_are_refused_in_a_line(tmp_path):
+    folder = reproduction(tmp_path / "results")
+    run, ledger = (json.loads((folder / name).read_text()) for name in ("run.json", "ledger.json"))
+    figure = folder / "figures" / "figure-9.nc"
+
+    def refused(name):
+        told = (
+            f"{name} was made with other settings than run.json; `largeprompt reproduce --preset quick` makes it anew"
+        )
+        with pytest.raises(ValueError, match=f"{told}$"):
+            write(folder, FIGURES)
+
+    for other in ({"seeds": 4}, {"preset": "smoke"}, {"conventions": {"score_scale": 1.0, "query_sigma": None}}):
+        (folder / "ledger.json").write_text(json.dumps(ledger | {"choice": CHOICE | other}))
+        refused("ledger.json")
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    for attrs in ({"choice": json.dumps(CHOICE | {"seeds": 4})}, {}):
+        xr.Dataset({"gap": ("L", GAP)}, {"L": LENGTHS}, attrs).to_netcdf(figure, engine="scipy")
+        refused("figures/figure-9.nc")
+    del run["choice"]
+    (folder / "run.json").write_text(json.dumps(run))
+    assert len(write(folder, FIGURES)) == 2
 
 
 def test_numbers_are_said_as_one_reads_them():
     said = [number(x) for x in (0.5, 1e-7, -2.34567e-5, 100_000, float("nan"), None, float("inf"))]
     assert said == ["0.5", "1×10⁻⁷", "−2.346×10⁻⁵", "100,000", "–", "–", "∞"]
-    assert [duration(s) for s in (0.5, 59, 3599, 3600, 5400)] == ["0.5 s", "59 s", "1 h", "1 h", "1 h 30 min"]
     entry = {"label": "x", "measured": 1.0, "error": 0.1, "relation": "=", "target": 1.2, "tolerance": 0.3}
     assert check(entry) == "x: 1 ± 0.1 = 1.2 within 0.3"
 

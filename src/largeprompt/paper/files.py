@@ -33,7 +33,7 @@ def write(out: Path, stem: str, figure: "Figure", data: xr.Dataset) -> list[Path
 def write_json(path: Path, value: Any) -> Path:
     """Plain data in a file, written at once; `inf` and what is not a number as text and null."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        temporary.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     return path
 
 
@@ -53,6 +53,6 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> Any:
     """Plain data from a file; one that cannot be read as JSON is named."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
     except ValueError:
         raise ValueError(f"{path} is damaged: it is not JSON; run the command that made it again") from None

@@ -2,8 +2,8 @@
 
 from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.report import _plots
+from largeprompt.paper.report._finished import FORMATS, Drawn
 from largeprompt.paper.report._markup import Html, code, element, prose
-from largeprompt.paper.report._reproduction import FORMATS, Drawn
 
 _DASHES = {"solid": None, "dash": "5 3", "dot": "1.5 2.5"}
 _MARKS = {

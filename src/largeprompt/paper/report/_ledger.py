@@ -3,15 +3,15 @@
 from typing import Any
 
 from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, element, join, prose
-from largeprompt.paper.report._reproduction import Reproduction
 from largeprompt.paper.report._summary import STYLES, verdict
 from largeprompt.paper.report._words import check, comparison, demand, number, reading
 
 _COLUMNS = ("key", "statement", "place", "measured", "verdict", "figures")
 
 
-def claims(found: Reproduction) -> Html:
+def claims(found: Finished) -> Html:
     """The ledger: a line a claim, which opens to all that was measured for it."""
     heads = [
         element(
@@ -146,7 +146,7 @@ def _details(claim: dict[str, Any]) -> Html:
     )
 
 
-def errata(found: Reproduction) -> Html:
+def errata(found: Finished) -> Html:
     """Places of the paper that are not right as printed, each with its evidence."""
     confirmed = sum(erratum["confirmed"] for erratum in found.errata)
     heads = [

@@ -2,20 +2,21 @@
 
 import re
 
+from largeprompt.lab import duration
 from largeprompt.paper.claims import VERDICTS
-from largeprompt.paper.report._reproduction import Drawn, Reproduction
+from largeprompt.paper.report._finished import Drawn, Finished
 from largeprompt.paper.report._summary import ADDRESS, PAPER, SIGNS
-from largeprompt.paper.report._words import check, comparison, duration, flat, machine_of, moment, plural
+from largeprompt.paper.report._words import check, comparison, conventions_of, flat, machine_of, moment, plural
 
 
-def markdown(found: Reproduction) -> str:
+def markdown(found: Finished) -> str:
     """The whole page."""
     parts = [_summary(found), *(_figure(drawn) for drawn in found.figures), _ledger(found)]
     parts += [_errata(found)] if found.errata else []
     return "\n\n".join([*parts, _settings(found)]) + "\n"
 
 
-def _summary(found: Reproduction) -> str:
+def _summary(found: Finished) -> str:
     run = found.run
     counts = [f"- {SIGNS[name]} {name}: {len(found.judged(name))}" for name in VERDICTS]
     facts = [
@@ -24,6 +25,8 @@ def _summary(found: Reproduction) -> str:
         f"{plural(run['runs']['count'], 'training run')} ({duration(run['runs']['core_seconds'])} of one core) and "
         f"{plural(run['pieces']['count'], 'measurement')} ({duration(run['pieces']['core_seconds'])} of one core).",
     ]
+    differ = conventions_of(run["settings"])
+    facts += [f"Not the paper's conventions: {_text(differ)}."] if differ else []
     facts += [f"Expected: {_text(run['cost'])}"] if run.get("cost") else []
     opening = f"# largeprompt: the paper, executed\n\n[{PAPER}]({ADDRESS}) (Boursier and Boyer, arXiv 2512.11784)."
     judged = f"Of {plural(len(found.claims), 'claim')}:"
@@ -51,7 +54,7 @@ def _figure(drawn: Drawn) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _ledger(found: Reproduction) -> str:
+def _ledger(found: Finished) -> str:
     rows = [
         (
             claim["key"],
@@ -67,7 +70,7 @@ def _ledger(found: Reproduction) -> str:
     return f"## Ledger\n\n{_text(found.ledger['rule'])}\n\n{table}"
 
 
-def _errata(found: Reproduction) -> str:
+def _errata(found: Finished) -> str:
     rows = [
         (
             f"{erratum['key']} ({erratum['kind']})",
@@ -81,7 +84,7 @@ def _errata(found: Reproduction) -> str:
     return "## Errata\n\n" + _table(("key", "place", "printed → correction", "evidence", "confirmed"), rows)
 
 
-def _settings(found: Reproduction) -> str:
+def _settings(found: Finished) -> str:
     settings = _table(("setting", "value"), list(flat(found.run["settings"]).items()))
     return f"## Settings\n\n{settings}\n\n" + _table(("package", "version"), list(flat(found.run["versions"]).items()))
 

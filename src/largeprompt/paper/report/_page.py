@@ -10,36 +10,15 @@ from plotly.offline import get_plotlyjs
 
 from largeprompt.paper.report import _ledger, _plots
 from largeprompt.paper.report._figures import figure
+from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, element
-from largeprompt.paper.report._reproduction import Reproduction
 from largeprompt.paper.report._summary import summary
-from largeprompt.paper.report._words import flat
+from largeprompt.paper.report._words import MEANING, flat
 
 TITLE = "largeprompt: the paper, executed"
-# The settings' names in words; a name that is not here stands for itself.
-MEANING = {
-    "lengths": "lengths trained (Figures 2 and 6)",
-    "paths": "lengths whose weights are followed (Figures 3 and 7)",
-    "courses": "lengths whose risk is followed (Figures 4 and 8)",
-    "steps": "steps of SGD",
-    "seeds": "seeds at each length",
-    "starts": "length × seeds, to count starts that miss the optimum",
-    "traps": "covariance × lengths whose spurious minima are computed",
-    "short_to_long": "lengths at initialisation (Figures 1 and 5)",
-    "heads": "draws of weights at initialisation",
-    "prompts": "prompts sampled for each draw",
-    "law_lengths": "lengths for laws of tokens",
-    "law_prompts": "prompts for each law and length",
-    "ladder": "lengths of gradient flows",
-    "flow_time": "time of gradient flows",
-    "flow_seeds": "starts of gradient flows",
-    "conventions.score_scale": "factor of the scores",
-    "conventions.loss_factor": "factor of the loss ½(ŷ−y)²",
-    "conventions.query_sigma": "covariance of queries, where not the tokens'",
-}
 
 
-def page(found: Reproduction) -> str:
+def page(found: Finished) -> str:
     """The whole page."""
     plotly, script = get_plotlyjs(), _file("report.js")
     charts = {drawn.key: _plots.panels(drawn.chart) for drawn in found.figures}
@@ -83,7 +62,7 @@ def _top() -> Html:
     return element("header", element("p", element("b", "largeprompt"), " the paper, executed"), switch, class_="top")
 
 
-def _contents(found: Reproduction) -> Html:
+def _contents(found: Finished) -> Html:
     keys = element(
         "ul",
         [element("li", element("a", drawn.key, href=f"#{drawn.anchor}", title=drawn.title)) for drawn in found.figures],

@@ -1,9 +1,10 @@
 """The top of the page: what ran, what was found, what could not be settled."""
 
+from largeprompt.lab import duration
 from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, code, element, prose
-from largeprompt.paper.report._reproduction import Reproduction
-from largeprompt.paper.report._words import duration, machine_of, moment, plural
+from largeprompt.paper.report._words import conventions_of, machine_of, moment, plural
 
 PAPER = "Softmax as Linear Attention in the Large-Prompt Regime"
 ADDRESS = "https://arxiv.org/abs/2512.11784"
@@ -17,7 +18,7 @@ def verdict(name: str) -> Html:
     return element("span", element("span", SIGNS[name], aria_hidden="true"), " ", name, class_=f"chip {STYLES[name]}")
 
 
-def summary(found: Reproduction) -> Html:
+def summary(found: Finished) -> Html:
     """The section."""
     run = found.run
     counted = (
@@ -45,7 +46,7 @@ def summary(found: Reproduction) -> Html:
     )
 
 
-def _count(found: Reproduction, name: str) -> Html:
+def _count(found: Finished, name: str) -> Html:
     count = len(found.judged(name))
     words = (
         element("span", element("span", SIGNS[name], aria_hidden="true"), class_="sign"),
@@ -62,7 +63,7 @@ def _count(found: Reproduction, name: str) -> Html:
     )
 
 
-def _facts(found: Reproduction) -> Html:
+def _facts(found: Finished) -> Html:
     run = found.run
     work = [
         f"{plural(run[name]['count'], noun)} ({duration(run[name]['core_seconds'])} of one core)"
@@ -70,6 +71,7 @@ def _facts(found: Reproduction) -> Html:
     ]
     facts = {
         "Command": code(run["command"]),
+        "Not the paper's": conventions_of(run["settings"]),
         "Began": moment(run["began"]),
         "Took": duration(run["seconds"]),
         "Computed": "; ".join(work),
@@ -80,7 +82,7 @@ def _facts(found: Reproduction) -> Html:
     return element("dl", lines, class_="facts")
 
 
-def _named(found: Reproduction, name: str, heading: str) -> Html | None:
+def _named(found: Finished, name: str, heading: str) -> Html | None:
     claims = found.judged(name)
     if not claims:
         return None

@@ -1,10 +1,34 @@
 """Numbers, times and checks in words, as both forms of the report say them."""
 
+import dataclasses
 import datetime
 import math
 from typing import Any
 
+from largeprompt.paper.settings import Conventions
+
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# The settings' names in words; a name that is not here stands for itself.
+MEANING = {
+    "lengths": "lengths trained (Figures 2 and 6)",
+    "paths": "lengths whose weights are followed (Figures 3 and 7)",
+    "courses": "lengths whose risk is followed (Figures 4 and 8)",
+    "steps": "steps of SGD",
+    "seeds": "seeds at each length",
+    "starts": "covariance × length × seeds, to count starts that miss the optimum",
+    "traps": "covariance × lengths whose spurious minima are computed",
+    "short_to_long": "lengths at initialisation (Figures 1 and 5)",
+    "heads": "draws of weights at initialisation",
+    "prompts": "prompts sampled for each draw",
+    "law_lengths": "lengths for laws of tokens",
+    "law_prompts": "prompts for each law and length",
+    "ladder": "lengths of gradient flows",
+    "flow_time": "time of gradient flows",
+    "flow_seeds": "starts of gradient flows",
+    "conventions.score_scale": "factor of the scores",
+    "conventions.loss_factor": "factor of the loss ½(ŷ−y)²",
+    "conventions.query_sigma": "covariance of queries, where not the tokens'",
+}
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -43,17 +67,6 @@ def comparison(entry: dict[str, Any]) -> str:
     return f"{left} {entry['relation']} {right}"
 
 
-def duration(seconds: float) -> str:
-    """A time that one can imagine."""
-    if seconds < 60:
-        return f"{number(seconds, 2)} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h" + (f" {minutes} min" if minutes and hours < 100 else "")
-
-
 def moment(iso: str) -> str:
     """A time of day as one says it."""
     when = datetime.datetime.fromisoformat(iso)
@@ -63,6 +76,14 @@ def moment(iso: str) -> str:
 def machine_of(told: dict[str, Any]) -> str:
     """The machine in a line."""
     return f"{told['processor']}, {plural(told['cores'], 'core')}, {told['system']}, Python {told['python']}"
+
+
+def conventions_of(settings: dict[str, Any]) -> str:
+    """The conventions that are not the paper's, in a line; empty where all are."""
+    usual, own = dataclasses.asdict(Conventions()), settings.get("conventions", {})
+    differ = {name: value for name, value in own.items() if value != usual.get(name)}
+    told = flat(differ, "conventions.").items()
+    return "; ".join(f"{MEANING.get(name, name)}: {value}" for name, value in told)
 
 
 def plural(count: int, noun: str) -> str:
@@ -87,6 +108,6 @@ def plain(value: Any) -> str:
     if isinstance(value, int | float):
         return number(value)
     if isinstance(value, list | tuple):
-        paired = all(isinstance(part, list | tuple) and len(part) == 2 for part in value)
-        return ", ".join(" × ".join(map(plain, part)) if paired else plain(part) for part in value) or "none"
+        nested = all(isinstance(part, list | tuple) and len(part) > 1 for part in value)
+        return ", ".join(" × ".join(map(plain, part)) if nested else plain(part) for part in value) or "none"
     return str(value)

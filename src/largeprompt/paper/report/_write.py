@@ -3,9 +3,9 @@ from pathlib import Path
 
 from largeprompt.lab import replacing
 from largeprompt.paper.figures import FIGURES, AbstractFigure
+from largeprompt.paper.report._finished import read
 from largeprompt.paper.report._markdown import markdown
 from largeprompt.paper.report._page import page
-from largeprompt.paper.report._reproduction import read
 
 
 def write(folder: Path | str, figures: Mapping[str, AbstractFigure] = FIGURES) -> list[Path]:

@@ -13,8 +13,15 @@ import xarray as xr
 from largeprompt.paper.chart import Chart
 from largeprompt.paper.claims import VERDICTS
 from largeprompt.paper.figures import AbstractFigure
+from largeprompt.paper.files import read_json
 
 FORMATS = ("svg", "pdf", "csv", "nc")
+_ACCOUNT = (
+    *("preset", "command", "options", "began", "seconds", "figures", "settings", "versions"),
+    *(f"{part}.{name}" for part in ("runs", "pieces") for name in ("count", "core_seconds")),
+    *(f"machine.{name}" for name in ("processor", "cores", "system", "python")),
+)
+_CHOICE = ("preset", "seeds", "conventions")  # what all parts of a folder have in common
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +48,7 @@ class Drawn:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reproduction:
+class Finished:
     """What ran, what was found, the figures."""
 
     run: dict[str, Any]
@@ -63,10 +70,11 @@ class Reproduction:
         return [claim for claim in self.claims if claim["verdict"] == verdict]
 
 
-def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Reproduction:
+def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Finished:
     """A finished reproduction; an error names what is missing and the command that makes it."""
-    run = _load(folder, "run.json", ("options", "figures", "settings", "versions", "machine"))
+    run = _load(folder, "run.json", _ACCOUNT)
     ledger = _load(folder, "ledger.json", ("rule", "claims"))
+    _same_choice(folder, "ledger.json", ledger.get("choice"), run)
     for claim in ledger["claims"]:
         if claim["verdict"] not in VERDICTS:
             raise ValueError(
@@ -77,7 +85,7 @@ def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Reproduction:
     if unknown:
         raise ValueError(f"{folder / 'run.json'}: unknown figure {unknown[0]!r}; known are {', '.join(figures)}")
     keys = [key for key in figures if key in run["figures"]]
-    return Reproduction(run, ledger, [_drawn(folder, figures[key], run, ledger) for key in keys])
+    return Finished(run, ledger, [_drawn(folder, figures[key], run, ledger) for key in keys])
 
 
 def _natural(claim: dict[str, Any]) -> list[tuple[int, str]]:
@@ -89,14 +97,23 @@ def _load(folder: Path, name: str, fields: tuple[str, ...]) -> dict[str, Any]:
     path, remedy = folder / name, f"`largeprompt reproduce --out {shlex.quote(str(folder))}` makes it"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(f"{path} is not JSON ({problem}); {remedy}") from None
-    lacking = [field for field in fields if not isinstance(found, dict) or field not in found]
-    if lacking:
-        raise ValueError(f"{path} has no {lacking[0]!r}; {remedy}")
+    found = read_json(path)
+    for field in fields:
+        part = found
+        for name in field.split("."):
+            if not isinstance(part, dict) or name not in part:
+                raise ValueError(f"{path} has no {field!r}; {remedy}")
+            part = part[name]
     return found
+
+
+def _same_choice(folder: Path, name: str, choice: Any, run: dict[str, Any]) -> None:
+    """Refuse a part that other settings made; one that does not say is refused too, if the run says."""
+    if "choice" not in run:
+        return
+    if not isinstance(choice, dict) or any(choice.get(key) != run["choice"].get(key) for key in _CHOICE):
+        command = f"{run['command']} --out {shlex.quote(str(folder))}"
+        raise ValueError(f"{folder / name} was made with other settings than run.json; `{command}` makes it anew")
 
 
 def _drawn(folder: Path, figure: AbstractFigure, run: dict[str, Any], ledger: dict[str, Any]) -> Drawn:
@@ -110,6 +127,7 @@ def _drawn(folder: Path, figure: AbstractFigure, run: dict[str, Any], ledger: di
         data = xr.load_dataset(path, engine="scipy", decode_times=False)
     except (OSError, ValueError, TypeError):
         raise ValueError(f"{path} is not NetCDF; `{command}` makes it anew") from None
+    _same_choice(folder, f"figures/{path.name}", json.loads(data.attrs.get("choice", "null")), run)
     return Drawn(
         key=figure.key,
         name=figure.name,
