@@ -15,6 +15,7 @@ _MARKS = {
     "x": "M13 4l6 6M19 4l-6 6",
     "+": "M16 3.2v7.6M12.2 7h7.6",
     "_": "M11.5 7h9",
+    "1": "M16 7v4M16 7l-3.5 -3M16 7l3.5 -3",
     ".": "M16 7m-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0",
 }
 _SWITCHES = {"seed": "seeds", "theory": "theory", "bound": "bound"}

@@ -16,10 +16,11 @@ SYMBOLS = {
     "x": "x-thin",
     "+": "cross-thin",
     "_": "line-ew",
+    "1": "y-down",
     ".": "circle",
 }
 ORDER: tuple[Role, ...] = ("bound", "seed", "theory", "measured")  # from the back to the front
-FULL = ("x", "+", "_", ".")  # marks of one colour, within and without
+FULL = ("x", "+", "_", "1", ".")  # marks of one colour, within and without
 
 
 def panels(chart: Chart) -> list[dict[str, Any]]:
