@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from largeprompt.lab import Interrupted, Record, Run
+from largeprompt.lab import Interrupted, Record, Run, claimed
 from largeprompt.paper import Conventions, Job, Listener, Settings, job, kept_choice, settings_for
-from largeprompt.paper.chart import Chart, Panel, Series, sequence
+from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.claims import Check, Claim, Finding
-from largeprompt.paper.drawing import draw, save
 from largeprompt.paper.figures import AbstractFigure
 from largeprompt.paper.files import plain
 from largeprompt.paper.pieces import AbstractPiece, Shelf
@@ -97,7 +96,7 @@ def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, t
     }
     account = json.loads((tmp_path / "run.json").read_text())
     assert account["finished"]
-    assert account["command"] == "largeprompt reproduce --preset smoke --figures 1a,1b,9"
+    assert account["command"] == f"largeprompt reproduce --preset smoke --figures 1a,1b,9 --out {tmp_path}"
     Squares.made.clear()
     again = job.reproduce(**kept_choice(tmp_path), out=tmp_path)
     assert Squares.made == []
@@ -159,6 +158,43 @@ def test_what_cannot_be_chosen_is_refused_in_one_line(stand_ins, tmp_path):
     assert_refused(lambda: Job(settings_for("smoke"), tmp_path, jobs=0), "jobs is 0; it must be at least 1")
 
 
+def test_two_jobs_do_not_write_into_one_folder(stand_ins, tmp_path):
+    with claimed(tmp_path / "job.lock") as alone:
+        assert alone
+        assert_refused(lambda: job.figure("9", "smoke", out=tmp_path), "is being written by another process")
+    job.figure("9", "smoke", out=tmp_path)
+
+
+def test_figures_and_ledger_say_which_choice_they_belong_to(stand_ins, tmp_path):
+    made = job.reproduce("smoke", figures=("9",), seeds=3, conventions=Conventions(0.4), out=tmp_path)
+    choice = {
+        "preset": "smoke",
+        "seeds": 3,
+        "conventions": {"score_scale": 0.4, "loss_factor": 1.0, "query_sigma": None},
+    }
+    assert made.ledger["choice"] == choice
+    kept = xr.load_dataset(tmp_path / "figures" / "figure-9.nc", engine="scipy")
+    assert json.loads(kept.attrs["choice"]) == choice
+    assert "--score-scale 0.4" in made.account["command"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"choice": null}', '{"choice": {"preset": "smoke"}}', "{", ""])
+def test_a_damaged_account_is_named_and_does_not_stop_a_new_start(text, stand_ins, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json"):
+        kept_choice(tmp_path)
+    job.reproduce("smoke", figures=("9",), out=tmp_path)
+
+
+def test_a_failing_run_is_heard_before_the_next_piece(stand_ins, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("largeprompt.lab.sweep", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        job.figure("9", "smoke", out=tmp_path)
+
+
 def test_numbers_that_json_cannot_say_are_text_or_null():
     assert plain({"a": (np.float64(1.5), float("inf"), float("nan"))}) == {"a": [1.5, "inf", None]}
 
@@ -172,20 +208,3 @@ def test_presets_are_the_protocol_of_the_paper():
     assert settings_for("paper", seeds=8).seeds_at("identity", 100) == 20
     other = settings_for("quick", conventions=Conventions(0.4, 2.0, "identity")).runs("kms:0.5", (50,), 1)[0]
     assert (other.score_scale, other.loss_factor, other.query_sigma) == (0.4, 2.0, "identity")
-
-
-def test_a_chart_is_drawn_with_its_bands_bars_and_bound(tmp_path):
-    x = np.asarray([1.0, 10.0, 100.0])
-    line = Series("line", x, 1 / x, colour=sequence(3)[1], low=0.5 / x, high=2 / x)
-    points = Series("points", x, 1 / x, line=False, mark="o", low=0.9 / x, high=1.1 / x)
-    far, near = Series("far", x, 1e9 / x, "bound"), Series("near", x, 10 / x, "bound")
-    figure = draw(Chart((Panel("a", "x", "y", (line, points, far, near), remarks=("note",)),)))
-    (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["note"]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["near", "line", "points"]
-    for suffix in ("svg", "pdf"):
-        save(figure, tmp_path / f"a.{suffix}")
-        save(figure, tmp_path / f"b.{suffix}")
-        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
-    assert_refused(lambda: Series("s", x, x[:2]), "s: x, y and its limits have [2, 3] points")

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from largeprompt.paper import Conventions
 
 Preset = Annotated[
-    str, typer.Option(help="How much: quick (minutes), paper (the full protocol) or smoke (seconds, for a trial).")
+    str | None,
+    typer.Option(help="How much: quick (minutes), paper (the full protocol), smoke (a trial).", show_default="quick"),
 ]
 Seeds = Annotated[int | None, typer.Option(help="Seeds of training.", show_default="the preset's")]
-Scale = Annotated[float, typer.Option(help="Factor of the scores; 0.40825 is 1/√(d+1).")]
-Factor = Annotated[float, typer.Option(help="1: the loss is half the squared error, as printed; 2: the squared error.")]
+Scale = Annotated[float | None, typer.Option(help="Factor of the scores; 0.40825 is 1/√(d+1).", show_default="1")]
+Factor = Annotated[
+    float | None, typer.Option(help="1: half the squared error, as printed; 2: the squared error.", show_default="1")
+]
 QuerySigma = Annotated[str | None, typer.Option(help="Covariance of queries.", show_default="that of the covariates")]
 Jobs = Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")]
 Figures = Annotated[str | None, typer.Option(help="Some figures alone, as 1,2,5a.", show_default="all")]
@@ -28,11 +31,11 @@ Estimate = Annotated[bool, typer.Option("--estimate", help="Say what it would ta
 
 @app.command()
 def reproduce(
-    preset: Preset = "quick",
+    preset: Preset = None,
     figures: Figures = None,
     seeds: Seeds = None,
-    score_scale: Scale = 1.0,
-    loss_factor: Factor = 1.0,
+    score_scale: Scale = None,
+    loss_factor: Factor = None,
     query_sigma: QuerySigma = None,
     out: Out = Path("results"),
     store: Folder = None,
@@ -45,12 +48,22 @@ def reproduce(
     from largeprompt import lab, paper
     from largeprompt.paper.ledger import ledger_table
 
+    given = {"preset": preset, "figures": figures, "seeds": seeds, "score-scale": score_scale}
+    given |= {"loss-factor": loss_factor, "query-sigma": query_sigma, "store": store}
+    also = [f"--{name}" for name, value in given.items() if value is not None]
+    if resume and also:
+        raise ValueError(f"--resume takes all settings from {out}; leave out {', '.join(also)}")
     if resume:
         choice = paper.kept_choice(out)
     else:
-        conventions = _conventions(score_scale, loss_factor, query_sigma)
-        choice = {"preset": preset, "figures": _keys(figures), "seeds": seeds, "conventions": conventions}
-    job = paper.job_of(**choice, out=out, jobs=jobs, store=store)
+        choice = {
+            "preset": preset or "quick",
+            "figures": _keys("--figures", figures),
+            "seeds": seeds,
+            "conventions": _conventions(score_scale, loss_factor, query_sigma),
+            "store": store,
+        }
+    job = paper.job_of(**choice, out=out, jobs=jobs)
     plan = _planned(job, as_json, out=None if estimate else out)
     if estimate:
         if as_json:
@@ -69,10 +82,10 @@ def reproduce(
 @app.command()
 def figure(
     key: Annotated[str, typer.Argument(help="1a to 8, laws or flows; 1 is 1a and 1b.")],
-    preset: Preset = "quick",
+    preset: Preset = None,
     seeds: Seeds = None,
-    score_scale: Scale = 1.0,
-    loss_factor: Factor = 1.0,
+    score_scale: Scale = None,
+    loss_factor: Factor = None,
     query_sigma: QuerySigma = None,
     out: Out = Path("results"),
     store: Folder = None,
@@ -83,11 +96,13 @@ def figure(
     from largeprompt import paper
     from largeprompt.paper.figures import FIGURES
 
-    settings = paper.settings_for(preset, seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma))
+    settings = paper.settings_for(
+        preset or "quick", seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma)
+    )
     job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store)
     plan = _planned(job, as_json, out)
     with _followed(plan, out, as_json) as listener:
-        datasets, files = job.draw(job.carry_out(plan, listener))
+        datasets, files = job.make_figures(plan, listener)
     told = {key: FIGURES[key].told(data) for key, data in datasets.items()}
     if as_json:
         print_json(files, {"figures": told})
@@ -102,10 +117,10 @@ def figure(
 @app.command()
 def verify(
     claims: Claims = None,
-    preset: Preset = "quick",
+    preset: Preset = None,
     seeds: Seeds = None,
-    score_scale: Scale = 1.0,
-    loss_factor: Factor = 1.0,
+    score_scale: Scale = None,
+    loss_factor: Factor = None,
     query_sigma: QuerySigma = None,
     out: Out = Path("results"),
     store: Folder = None,
@@ -116,8 +131,10 @@ def verify(
     from largeprompt import paper
     from largeprompt.paper.ledger import claim_lines, ledger_table
 
-    settings = paper.settings_for(preset, seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma))
-    keys = _keys(claims)
+    settings = paper.settings_for(
+        preset or "quick", seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma)
+    )
+    keys = _keys("--claims", claims)
     job = paper.Job(settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store)
     plan = _planned(job, as_json, out)
     with _followed(plan, out, as_json) as listener:
@@ -138,24 +155,35 @@ def report(
     name_files(paper.write_report(folder))
 
 
-def _conventions(score_scale: float, loss_factor: float, query_sigma: str | None) -> "Conventions":
+def _conventions(score_scale: float | None, loss_factor: float | None, query_sigma: str | None) -> "Conventions":
     from largeprompt.paper import Conventions
 
-    return Conventions(score_scale, loss_factor, query_sigma)
+    given: Any = {"score_scale": score_scale, "loss_factor": loss_factor, "query_sigma": query_sigma}
+    return Conventions(**{name: value for name, value in given.items() if value is not None})
 
 
-def _keys(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+def _keys(name: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    keys = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not keys:
+        raise ValueError(f"{name} is {text!r}; it must name at least one, or be left out for all")
+    return keys
 
 
 def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
     """What there is to do, said before it begins."""
     if out is not None:
+        if out.is_file():
+            raise ValueError(f"--out is {str(out)!r}, a file; it must be a folder")
         out.mkdir(parents=True, exist_ok=True)
     with progress("timing a few steps (the first time, compiling them)", job.kinds_of_runs) as done:
         plan = job.plan(lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
     if not quiet:
         screen.print(f"{job.settings.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
+        if job.out_of_reach:
+            few = f"{job.settings.seeds} seed{'s' if job.settings.seeds > 1 else ''} cannot settle"
+            screen.print(f"{few} {', '.join(job.out_of_reach)}; --seeds 3 may", highlight=False, soft_wrap=True)
     return plan
 
 

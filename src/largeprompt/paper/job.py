@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
-import threading
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,63 +12,16 @@ from typing import Any
 import xarray as xr
 
 from largeprompt import lab
-from largeprompt.lab import Interrupted, Run, Store, Watcher, duration
-from largeprompt.paper.claims import CLAIMS, RULE, entries
+from largeprompt.lab import Interrupted, Run, Store
+from largeprompt.paper.claims import CLAIMS, RULE, Claim, entries
 from largeprompt.paper.figures import FIGURES
 from largeprompt.paper.files import plain, read_json, write, write_json
 from largeprompt.paper.machine import machine, versions
-from largeprompt.paper.pieces import AbstractPiece, Errata, Needed, Shelf
+from largeprompt.paper.pieces import AbstractPiece, Errata, Needed, Results, Shelf
+from largeprompt.paper.plan import Listener, Plan, Training
 from largeprompt.paper.settings import PRESETS, Conventions, Settings
 
 RUN, LEDGER = "run.json", "ledger.json"
-
-
-class Listener(Watcher):
-    """Is told how the job goes on, besides the runs of training; this one keeps still."""
-
-    def planned(self, plan: "Plan") -> None:
-        """The job is about to begin."""
-
-    def began(self, piece: AbstractPiece) -> None:
-        """A piece is being computed."""
-
-    def part(self, piece: AbstractPiece, what: str) -> None:
-        """A part of it is done."""
-
-    def made(self, piece: AbstractPiece, found: bool) -> None:
-        """A piece is there, or was `found` on the shelf."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What there is to do, and about what it takes."""
-
-    runs: tuple[Run, ...]
-    pieces: tuple[AbstractPiece, ...]
-    seconds_of_run: Mapping[Run, float]
-    pieces_to_do: tuple[AbstractPiece, ...]
-    jobs: int
-    memory: float
-    disk: float
-
-    @property
-    def seconds(self) -> float:
-        """About how long it takes: the work shared out over the cores, but at least its longest part."""
-        training, pieces = sum(self.seconds_of_run.values()), sum(piece.seconds for piece in self.pieces_to_do)
-        longest = max([*self.seconds_of_run.values(), pieces, 0.0])
-        return max((training + pieces) / self.jobs, longest)
-
-    @property
-    def sentence(self) -> str:
-        """The cost in words."""
-        there = len(self.runs) - len(self.seconds_of_run) + len(self.pieces) - len(self.pieces_to_do)
-        known = f"; {there} are there already" if there else ""
-        what = f"{len(self.runs)} training runs and {len(self.pieces)} computations{known}"
-        if not self.seconds_of_run and not self.pieces_to_do:
-            return f"{what}: nothing to compute"
-        sizes = f"{self.memory / 2**20:.0f} MB of memory, {self.disk / 2**20:.0f} MB of disk"
-        cores = f"{self.jobs} core{'s' if self.jobs > 1 else ''}"
-        return f"{what}: about {duration(self.seconds)} on {cores}, {sizes}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,43 +111,31 @@ class Job:
         listener = listener or Listener()
         self.out.mkdir(parents=True, exist_ok=True)
         listener.planned(plan)
-        with self._training(plan, listener) as trained:
-            found: dict[Needed, xr.Dataset] = {piece: self._made(piece, listener) for piece in plan.pieces}
-            return found | trained()
+        found: dict[Needed, xr.Dataset] = {}
+        with self._training(plan, listener) as training:
+            for piece in plan.pieces:
+                training.fail_if_it_failed()
+                found[piece] = self._made(piece, listener)
+            return found | training.results()
 
     @contextlib.contextmanager
-    def _training(self, plan: Plan, listener: Listener) -> Iterator[Any]:
-        stop, done = threading.Event(), threading.Event()
-        outcome: dict[str, Any] = {}
-
-        def work() -> None:
-            try:
-                options: Any = {"watcher": listener, "jobs": self.jobs, "seconds": plan.seconds_of_run, "stop": stop}
-                outcome["results"] = lab.sweep(plan.runs, self.store, **options) if plan.runs else []
-            except BaseException as error:
-                outcome["error"] = error
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=work, name="training")
-        thread.start()
-
-        def results() -> dict[Needed, xr.Dataset]:
-            while not done.wait(0.2):  # in short waits, so that Ctrl-C is heard
-                pass
-            if "error" in outcome:
-                raise outcome["error"]
-            return dict(zip(plan.runs, outcome["results"], strict=True))
-
+    def _training(self, plan: Plan, listener: Listener) -> Iterator["Training"]:
+        training = Training(plan, self.store, listener)
         try:
-            yield results
-        except BaseException as error:
-            stop.set()
-            thread.join()
-            if isinstance(error, KeyboardInterrupt):
-                raise Interrupted from None
-            raise
-        thread.join()
+            yield training
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            training.end()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two jobs that write figures into one folder would mix them."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with lab.claimed(self.out / "job.lock") as alone:
+            if not alone:
+                raise ValueError(f"{self.out} is being written by another process; wait for it, or give another --out")
+            yield
 
     def _made(self, piece: AbstractPiece, listener: Listener) -> xr.Dataset:
         kept = self.shelf.load(piece)
@@ -208,19 +149,40 @@ class Job:
         listener.made(piece, found=False)
         return kept
 
-    def ledger(self, results: Mapping[Needed, xr.Dataset]) -> dict[str, Any]:
+    def ledger(self, results: Results) -> dict[str, Any]:
         """Every claim with its verdict, and the errata."""
         return {
             "preset": self.settings.preset,
+            "choice": self._stamp(),
             "rule": RULE,
-            "claims": [claim.entry(self.settings, results) for claim in self.claims],
+            "claims": [self._entry(claim, results) for claim in self.claims],
             "errata": entries(results[Errata()]) if self.errata else [],
         }
 
+    def _entry(self, claim: Claim, results: Results) -> dict[str, Any]:
+        entry = claim.entry(self.settings, results)
+        usual = dataclasses.replace(self.settings, conventions=Conventions())
+        if usual != self.settings and claim.needs(usual) == claim.needs(self.settings):
+            entry["remark"] = f"{entry['remark']} Measured by the paper's conventions, not those chosen.".strip()
+        return entry
+
+    @property
+    def out_of_reach(self) -> tuple[str, ...]:
+        """Claims that so few seeds cannot settle."""
+        return tuple(claim.key for claim in self.claims if claim.seeds > self.settings.seeds)
+
     def reproduce(self, plan: Plan, listener: Listener | None = None) -> Reproduction:
         """Carry it out and write it up: pictures, data, ledger and report."""
+        with self._alone():
+            return self._reproduce(plan, listener)
+
+    def make_figures(self, plan: Plan, listener: Listener | None = None) -> tuple[dict[str, xr.Dataset], list[Path]]:
+        """The datasets of the figures, and the files of their pictures and data."""
+        with self._alone():
+            return self._draw(self.carry_out(plan, listener))
+
+    def _reproduce(self, plan: Plan, listener: Listener | None) -> Reproduction:
         began, before = time.time(), self._before()
-        self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / RUN, {"choice": self._choice(), "finished": False, "seconds": before})
         work = bool(plan.seconds_of_run or plan.pieces_to_do)
         try:
@@ -230,7 +192,7 @@ class Job:
             write_json(self.out / RUN, {"choice": self._choice(), "finished": False, "seconds": spent})
             raise
         ledger = self.ledger(results)
-        datasets, files = self.draw(results)
+        datasets, files = self._draw(results)
         spent = before + time.time() - began if work or not before else before
         account = {"choice": self._choice(), "finished": True, **self.account(plan, results, began), "seconds": spent}
         files += [write_json(self.out / LEDGER, ledger), write_json(self.out / RUN, account), *write_report(self.out)]
@@ -245,6 +207,7 @@ class Job:
         found = ["--preset", self.settings.preset]
         if figures and choice["figures"] is not None:
             found += ["--figures", ",".join(choice["figures"])]
+        given |= {"out": self.out} if self.out != Path("results") else {}
         return found + [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
     def _choice(self) -> dict[str, Any]:
@@ -254,17 +217,22 @@ class Job:
             "seeds": self.settings.seeds,
             "figures": None if whole else [figure.key for figure in self.figures],
             "conventions": dataclasses.asdict(self.settings.conventions),
+            "store": None if self.store.folder == self.out / "runs" else str(self.store.folder),
         }
+
+    def _stamp(self) -> dict[str, Any]:
+        """What all numbers of a folder must have in common."""
+        return {name: self._choice()[name] for name in ("preset", "seeds", "conventions")}
 
     def _before(self) -> float:
         """Seconds that earlier sittings at the same job have taken."""
         path = self.out / RUN
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # whatever a damaged file holds
             kept = read_json(path) if path.exists() else {}
             return float(kept["seconds"]) if kept.get("choice") == plain(self._choice()) else 0.0
         return 0.0
 
-    def account(self, plan: Plan, results: Mapping[Needed, xr.Dataset], began: float) -> dict[str, Any]:
+    def account(self, plan: Plan, results: Results, began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
         spent = {run: float(self.store.log(run.hash).get("seconds", 0.0)) for run in plan.runs}
         spent |= {piece: float(results[piece].attrs.get("seconds", 0.0)) for piece in plan.pieces}
@@ -287,14 +255,15 @@ class Job:
             "cost": plan.sentence,
         }
 
-    def draw(self, results: Mapping[Needed, xr.Dataset]) -> tuple[dict[str, xr.Dataset], list[Path]]:
+    def _draw(self, results: Results) -> tuple[dict[str, xr.Dataset], list[Path]]:
         """The dataset of each figure; its picture and data in files, each written at once."""
         from largeprompt.paper.drawing import draw
 
         folder, files, datasets = self.out / "figures", [], {}
         folder.mkdir(parents=True, exist_ok=True)
         for figure in self.figures:
-            data = figure.dataset(self.settings, results).assign_attrs(paper="arXiv:2512.11784", figure=figure.key)
+            stamp = {"paper": "arXiv:2512.11784", "figure": figure.key, "choice": json.dumps(plain(self._stamp()))}
+            data = figure.dataset(self.settings, results).assign_attrs(stamp)
             files += write(folder, f"figure-{figure.key}", draw(figure.chart(data)), data)
             datasets[figure.key] = data
         return datasets, files
@@ -331,7 +300,7 @@ def figure(
 ) -> tuple[dict[str, xr.Dataset], list[Path]]:
     """One figure, or both parts of one: its datasets, and the files of its pictures and data."""
     job = Job(settings_for(preset, seeds=seeds, conventions=conventions), figures=(key,), claims=(), **where)
-    return job.draw(job.carry_out(job.plan()))
+    return job.make_figures(job.plan())
 
 
 def verify(
@@ -360,8 +329,11 @@ def kept_choice(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / RUN
     if not path.exists():
         raise ValueError(f"{path} is not there; nothing to resume, begin with largeprompt reproduce --out {folder}")
-    choice = read_json(path)["choice"]
-    return choice | {"conventions": Conventions(**choice["conventions"])}
+    try:
+        choice = dict(read_json(path)["choice"])
+        return choice | {"conventions": Conventions(**choice["conventions"])}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} does not say what was chosen; give the options again, without --resume") from None
 
 
 def _decided_by(figures: tuple[str, ...], settings: Settings) -> tuple[str, ...]:

@@ -240,7 +240,6 @@ CLAIMS = (
         needs_of("2", "6"),
         _c11,
         ("2", "6"),
-        seeds=3,
     ),
     Claim(
         "T14",
@@ -251,7 +250,6 @@ CLAIMS = (
         needs_of("2", "6"),
         _t14,
         ("2", "6"),
-        seeds=3,
     ),
     Claim(
         "T15",
