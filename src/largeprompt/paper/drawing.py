@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from largeprompt.paper.chart import COLOURS as _PALETTE
 from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series
@@ -31,7 +32,8 @@ TITLES = {
     "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
 }
 _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5))}
-_REACH = 3.0  # decades above all else up to which a bound is drawn
+_REACH = 3.0  # decades above all else up to which a bound is drawn on the same scale
+_BREAK = (1.0, 3.2)  # heights of the two parts of a broken axis
 _WIDTH = 7.2  # inches, of a page
 
 
@@ -43,21 +45,31 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw(chart: Chart) -> Figure:
-    """A chart on paper: panels in rows, one legend for all."""
+    """A chart on paper: panels in rows, one legend for all.
+
+    A bound far above all else is drawn past a break of the axis; beside other panels there is no room, and it is left
+    out.
+    """
     columns = min(chart.columns, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
     with matplotlib.rc_context(STYLE):
         size = (_WIDTH, 0.8 + 2.4 * rows) if columns > 1 else (5.4, 4.2)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if chart.share_y else False)
-        for unused in axes.flat[len(chart.panels) :]:
+        broken = len(chart.panels) == 1 and bool(_far(chart.panels[0]))
+        if broken:
+            axes = figure.subplots(2, 1, squeeze=False, sharex=True, height_ratios=_BREAK)
+        else:
+            axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if chart.share_y else False)
+        for unused in axes.flat[len(chart.panels) + broken :]:
             unused.set_visible(False)
-        for i, (ax, panel) in enumerate(zip(axes.flat, chart.panels, strict=False)):
+        for i, (ax, panel) in enumerate(zip(axes.flat[broken:], chart.panels, strict=False)):
             _panel(ax, panel)
             first = i % columns == 0
             if first or not chart.share_y or panel.y_label != chart.panels[i - 1].y_label:
                 ax.set_ylabel(panel.y_label)
+        if broken:
+            _break(axes[0, 0], axes[1, 0], chart.panels[0])
         shown = [ax.get_legend_handles_labels() for ax in axes.flat]
         unique = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
         if unique:
@@ -69,16 +81,46 @@ def draw(chart: Chart) -> Figure:
 
 
 def _panel(ax: Axes, panel: Panel) -> None:
-    ax.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
+    _scales(ax, panel)
     ax.set(title=panel.title, xlabel=panel.x_label)
-    ax.grid(True, which="major", linewidth=0.3, alpha=0.5)
-    top = max((_top(series) for series in panel.series if series.role != "bound"), default=math.inf)
-    order = {"bound": 0, "seed": 1, "theory": 3, "measured": 2}
+    far, order = _far(panel), {"bound": 0, "seed": 1, "theory": 3, "measured": 2}
     for series in sorted(panel.series, key=lambda series: order[series.role]):
-        if series.role != "bound" or _top(series) <= top * 10**_REACH:
+        if series not in far:
             _series(ax, series)
     for i, remark in enumerate(panel.remarks):
         ax.text(0.97, 0.97 - 0.08 * i, remark, transform=ax.transAxes, ha="right", va="top", fontsize=6.5, color="0.3")
+
+
+def _scales(ax: Axes, panel: Panel) -> None:
+    ax.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
+    ax.grid(True, which="major", linewidth=0.3, alpha=0.5)
+
+
+def _far(panel: Panel) -> list[Series]:
+    """The bounds that would press all else together."""
+    top = max((_top(series) for series in panel.series if series.role != "bound"), default=math.inf)
+    return [series for series in panel.series if series.role == "bound" and _top(series) > top * 10**_REACH]
+
+
+def _break(upper: Axes, lower: Axes, panel: Panel) -> None:
+    """Far bounds above a break of the y-axis, with a scale of their own."""
+    _scales(upper, panel)
+    for series in _far(panel):
+        _series(upper, series)
+    lower.set_title("")
+    upper.set_title(panel.title)
+    upper.spines.bottom.set_visible(False)
+    upper.tick_params(axis="x", which="both", bottom=False)
+    if panel.y_log:
+        # whole decades, few of them named; matplotlib's own choice of ticks overflows near the largest numbers
+        ends = np.log10(upper.get_ylim())
+        low, high = math.floor(ends[0]), min(math.ceil(ends[1]), 308)
+        upper.set_ylim(10.0**low, 10.0**high)
+        upper.set_yticks([10.0**power for power in range(low, high + 1, -(-(high - low) // 3))])
+        upper.yaxis.set_minor_locator(NullLocator())
+    stroke: dict[str, Any] = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 7, "color": "black", "clip_on": False}
+    for ax, end in ((upper, 0), (lower, 1)):
+        ax.plot([0], [end], transform=ax.transAxes, linestyle="none", markeredgewidth=0.8, **stroke)
 
 
 def _top(series: Series) -> float:

@@ -1,0 +1,72 @@
+"""Charts as pictures."""
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from largeprompt.paper.chart import BLUE, PURPLE, Chart, Panel, Series
+from largeprompt.paper.drawing import draw
+
+L = np.array([10.0, 100.0, 1000.0])
+
+
+def panel(bound: float) -> Panel:
+    """A curve from 0.1 to 0.001 with a bound that much above it."""
+    series = (
+        Series("measured", L, 1 / L, colour=BLUE),
+        Series("each seed", L, 2 / L, "seed", BLUE),
+        Series("Theorem 1", L, bound / L, "bound", PURPLE, dash="dot"),
+    )
+    return Panel("isotropic", "length L", "gap", series, remarks=("far above",))
+
+
+def points(ax: Axes) -> list[list[list[float]]]:
+    return [np.asarray(line.get_xydata()).tolist() for line in ax.lines]
+
+
+def curves(ax: Axes) -> list[float]:
+    """The first value of every series on the axes."""
+    return sorted(line[0][1] for line in points(ax) if len(line) == len(L))
+
+
+def legend(figure: Figure) -> set[str]:
+    (found,) = figure.legends
+    return {text.get_text() for text in found.get_texts()}
+
+
+@pytest.mark.parametrize("bound", [1e6, 1e30, 1e308])
+def test_a_far_bound_is_drawn_past_a_break_of_the_axis(bound):
+    figure = draw(Chart((panel(bound),)))
+    figure.savefig(io.BytesIO(), format="png")
+    upper, lower = figure.axes
+    assert curves(upper) == [bound / 10]
+    assert curves(lower) == [0.1, 0.2]
+    assert legend(figure) == {"measured", "each seed", "Theorem 1"}
+    assert lower.get_ylim()[1] < upper.get_ylim()[0] < bound / 1000 < bound / 10 < upper.get_ylim()[1]
+    assert upper.get_xlim() == lower.get_xlim()
+    np.testing.assert_allclose(lower.get_position().height / upper.get_position().height, 3.2, rtol=1e-6)
+    assert [ax.get_ylabel() for ax in (upper, lower)] == ["", "gap"]
+    assert [ax.get_xlabel() for ax in (upper, lower)] == ["", "length L"]
+    assert [ax.get_title() for ax in (upper, lower)] == ["isotropic", ""]
+    assert not upper.spines.bottom.get_visible()
+    assert not lower.spines.top.get_visible()
+    assert [text.get_text() for text in lower.texts] == ["far above"]
+    strokes = [points(ax)[-1] for ax in (upper, lower)]
+    assert strokes == [[[0, 0]], [[0, 1]]]
+
+
+def test_a_near_bound_is_drawn_with_the_rest():
+    figure = draw(Chart((panel(100.0),)))
+    (ax,) = figure.axes
+    assert curves(ax) == [0.1, 0.2, 10.0]
+    assert to_rgba(PURPLE) in {to_rgba(line.get_color()) for line in ax.lines}
+
+
+def test_beside_other_panels_a_far_bound_is_left_out():
+    figure = draw(Chart((panel(1e6), panel(1e6)), columns=2))
+    assert [curves(ax) for ax in figure.axes] == [[0.1, 0.2]] * 2
+    assert legend(figure) == {"measured", "each seed"}
