@@ -383,6 +383,8 @@ def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run | {"runs": {}}))
     refused(ValueError, "run.json has no 'runs.count'; `largeprompt reproduce --out")
+    (folder / "run.json").write_text(json.dumps({"choice": CHOICE, "finished": False}))
+    refused(ValueError, "run.json is of a job that is not finished; `largeprompt reproduce --resume --out")
     (folder / "run.json").write_text(json.dumps(run | {"figures": ["12"]}))
     refused(ValueError, "unknown figure '12'; known are 1a, 9")
     (folder / "ledger.json").write_text('{"rule": ""}')

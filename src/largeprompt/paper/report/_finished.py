@@ -94,10 +94,13 @@ def _natural(claim: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def _load(folder: Path, name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    path, remedy = folder / name, f"`largeprompt reproduce --out {shlex.quote(str(folder))}` makes it"
+    path, out = folder / name, f"--out {shlex.quote(str(folder))}"
+    remedy = f"`largeprompt reproduce {out}` makes it"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     found = read_json(path)
+    if isinstance(found, dict) and found.get("finished") is False:
+        raise ValueError(f"{path} is of a job that is not finished; `largeprompt reproduce --resume {out}` goes on")
     for field in fields:
         part = found
         for name in field.split("."):
