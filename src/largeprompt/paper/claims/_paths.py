@@ -7,15 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from scipy.signal import find_peaks
 
-from largeprompt.lab import VERDICTS
-from largeprompt.paper.figures import FIGURES
-from largeprompt.paper.figures.figure_3 import early_step
-from largeprompt.paper.pieces import Results
-from largeprompt.paper.settings import MEMBERS, Settings
+from largeprompt.lab import VERDICTS, Run
+from largeprompt.paper.pieces import Needed, Results
+from largeprompt.paper.settings import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, Settings
 
 from ._claim import Check, Claim, Finding, mean_over_seeds, not_settled
-from ._trained import needs_of
 
+_EARLY = 10_000  # step, a fiftieth of the paper's training
 _LEFT = 0.01  # of the whole fall, at which a run counts as having converged
 _DECADES, _GRID = 3.7, 75  # the last decades of steps, in which risks fall, and points on them
 _PROMINENT = 0.1  # of the highest speed: what counts as a fall of its own
@@ -34,24 +32,54 @@ def _long_enough(judge: Callable[[Settings, Results], Finding]) -> Callable[[Set
     return judged
 
 
-def _closer(key: str, settings: Settings, results: Results, steps: tuple[str, ...]) -> tuple[Check, ...]:
+def _runs(settings: Settings, covariance: str, lengths: tuple[int, ...]) -> dict[int, tuple[Run, ...]]:
+    """All seeds that are trained at each length."""
+    return {L: settings.runs(covariance, (L,), settings.seeds_at(covariance, L)) for L in lengths}
+
+
+def _rungs(settings: Settings) -> tuple[int, ...]:
+    """The shortest prompts, those of about 100 tokens, and the longest."""
+    lengths = settings.paths
+    return tuple(dict.fromkeys([lengths[0], min(lengths, key=lambda L: abs(L - 100)), lengths[-1]]))
+
+
+def _needs(covariances: tuple[str, ...], lengths: Callable[[Settings], tuple[int, ...]]) -> Callable:
+    def needs(settings: Settings) -> tuple[Needed, ...]:
+        found = [_runs(settings, covariance, lengths(settings)) for covariance in covariances]
+        return tuple(run for by_length in found for runs in by_length.values() for run in runs)
+
+    return needs
+
+
+def _apart(settings: Settings, covariance: str, results: Results) -> dict[int, np.ndarray]:
+    """log₁₀ ‖θ_soft − θ_lin‖² along training, of each seed at the lengths compared."""
+    runs = _runs(settings, covariance, _rungs(settings))
+    with np.errstate(divide="ignore"):  # at the start they are the same
+        return {L: np.stack([2 * np.log10(results[run].distance.values) for run in of_L]) for L, of_L in runs.items()}
+
+
+def _difference(long: np.ndarray, short: np.ndarray) -> tuple[float, float]:
+    """Mean over the seeds that both have."""
+    n = min(len(long), len(short))
+    return mean_over_seeds(long[:n] - short[:n])
+
+
+def _closer(settings: Settings, covariance: str, results: Results, when: tuple[str, ...]) -> tuple[Check, ...]:
     """From the shortest prompts to those of about 100 tokens, and on to the longest: does the distance fall?"""
-    data = FIGURES[key].dataset(settings, results)
-    at = {"early": early_step(data), "last": float(data.step[-1])}
-    middle = int(data.L.sel(L=100, method="nearest"))
-    rungs = list(dict.fromkeys([int(data.L[0]), middle, int(data.L[-1])]))
+    apart, rungs = _apart(settings, covariance, results), _rungs(settings)
+    steps = settings.record.steps(settings.steps)
+    at = {"early": int(np.argmin(np.abs(steps - min(_EARLY, settings.steps / 2)))), "last": len(steps) - 1}
     checks = []
-    for name in steps:
-        apart = np.log10(data.apart.sel(step=at[name]))
+    for name in when:
         for short, long in itertools.pairwise(rungs):
-            change, error = mean_over_seeds(apart.sel(L=long).values - apart.sel(L=short).values)
-            label = f"{name} step ({at[name]:.0f}): log₁₀ of ‖θ_soft − θ_lin‖² at L = {long} over L = {short}"
+            change, error = _difference(apart[long][:, at[name]], apart[short][:, at[name]])
+            label = f"{name} step ({steps[at[name]]}): log₁₀ of ‖θ_soft − θ_lin‖² at L = {long} over L = {short}"
             checks.append(Check(label, change, "<", 0.0, error, resolution=2.0))
     return tuple(checks)
 
 
 def _c5(settings: Settings, results: Results) -> Finding:
-    checks = _closer("3", settings, results, ("last", "early"))
+    checks = _closer(settings, ISOTROPIC, results, ("last", "early"))
     early = Finding(tuple(check for check in checks if check.label.startswith("early"))).verdict
     remark = (
         f"Early in training: {early}. At the end it need not be: the two attentions have different optima at every "
@@ -77,52 +105,56 @@ def _falls(risk: np.ndarray, steps: np.ndarray) -> float:
 
 
 def _c6(settings: Settings, results: Results) -> Finding:
-    data = FIGURES["4"].dataset(settings, results)
-    checks = []
-    for member in MEMBERS:
-        for L in data.L.values:
-            taken = [_fall_steps(risk, data.step.values) for risk in data.risk.sel(member=member, L=L).values]
-            centre, error = mean_over_seeds(taken)
-            label = f"{member}, L = {L}: step by which 99 % of the fall is done"
+    checks, ends = [], []
+    for L, runs in _runs(settings, ISOTROPIC, settings.courses).items():
+        for member in MEMBERS:
+            courses = [results[run].sel(member=member) for run in runs]
+            centre, error = mean_over_seeds([_fall_steps(one.risk.values, one.step.values) for one in courses])
+            label = f"{member}, L = {L}: step by which 99 % of the fall is done, mean over {len(runs)} seeds"
             checks.append(Check(label, centre, "<", 50_000.0, error))
+            ends += [str(one.verdict.values) for one in courses]
     checks.sort(key=lambda check: check.margin / max(check.error, 1e-9))
-    ends = [f"{int((data.verdict == end).sum())} {end}" for end in VERDICTS if (data.verdict == end).any()]
-    return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(ends)}.")
+    told = [f"{ends.count(end)} {end}" for end in VERDICTS if end in ends]
+    return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(told)}.")
 
 
 def _retreat(curves: np.ndarray) -> np.ndarray:
     """By how many decades, in all, each curve falls back from where it was."""
-    return -np.minimum(np.diff(np.log10(curves), axis=-1), 0).sum(axis=-1)
+    return -np.minimum(np.diff(curves, axis=-1), 0).sum(axis=-1)
 
 
 def _c9(settings: Settings, results: Results) -> Finding:
-    isotropic, anisotropic = (FIGURES[key].dataset(settings, results) for key in ("3", "7"))
-    late = anisotropic.step >= min(_LATE, float(anisotropic.step[-1]) / 2)
-    backs = [_retreat(data.apart.isel(step=np.flatnonzero(late)).values) for data in (isotropic, anisotropic)]
-    short, long = int(isotropic.L[0]), int(isotropic.L[-1])
+    late = settings.record.steps(settings.steps) >= _LATE
+    isotropic, anisotropic = (
+        {L: _retreat(curves[:, late]) for L, curves in _apart(settings, covariance, results).items()}
+        for covariance in COVARIANCES
+    )
+    short, *_, long = _rungs(settings)
     label = "decades by which ‖θ_soft − θ_lin‖² falls back"
     differences = {
-        f"{label} at L = {short}, anisotropic − isotropic": backs[1][0] - backs[0][0],
-        f"{label}, anisotropic, L = {short} − L = {long}": backs[1][0] - backs[1][-1],
+        f"{label} at L = {short}, anisotropic − isotropic": _difference(anisotropic[short], isotropic[short]),
+        f"{label}, anisotropic, L = {short} − L = {long}": _difference(anisotropic[short], anisotropic[long]),
     }
-    checks = []
-    for name, values in differences.items():
-        centre, error = mean_over_seeds(values)
-        checks.append(Check(name, centre, ">", 0.0, error, resolution=1.0))
-    checks += _closer("7", settings, results, ("early",))
-    return Finding(tuple(checks), f"Falls from step {_LATE} on; means over {isotropic.sizes['seed']} seeds.")
+    checks = [Check(name, value, ">", 0.0, error, resolution=1.0) for name, (value, error) in differences.items()]
+    checks += _closer(settings, ANISOTROPIC, results, ("early",))
+    seeds = ", ".join(f"{len(values)} at L = {L}" for L, values in anisotropic.items())
+    return Finding(tuple(checks), f"Falls from step {_LATE} on; seeds: {seeds}.")
 
 
 def _c10(settings: Settings, results: Results) -> Finding:
-    means = []
-    for key in ("4", "8"):
-        data = FIGURES[key].dataset(settings, results)
-        falls = np.apply_along_axis(_falls, -1, data.risk.values, data.step.values)
-        means.append(falls.mean(axis=(0, 1)))  # over attentions and lengths
-    difference, error = mean_over_seeds(means[1] - means[0])
-    label = "number of separate falls of a run, anisotropic − isotropic, mean over attentions and lengths"
-    told = f"Isotropic {means[0].mean():.2f}, anisotropic {means[1].mean():.2f} falls with a plateau between."
-    return Finding((Check(label, difference, ">", 0.0, error, resolution=1.0),), told)
+    checks, told = [], []
+    for L in settings.courses:
+        counts = []
+        for covariance in COVARIANCES:
+            courses = [results[run] for run in _runs(settings, covariance, (L,))[L]]
+            counts.append(
+                np.asarray([[_falls(r, one.step.values) for r in one.risk.values] for one in courses]).mean(1)
+            )
+        difference, error = _difference(counts[1], counts[0])
+        label = f"L = {L}: separate falls of a run, anisotropic − isotropic, mean over attentions"
+        checks.append(Check(label, difference, ">", 0.0, error, resolution=2.0))
+        told.append(f"{counts[1].mean():.1f} against {counts[0].mean():.1f} at L = {L}")
+    return Finding(tuple(checks), f"Falls with a plateau between, anisotropic against isotropic: {', '.join(told)}.")
 
 
 CLAIMS = (
@@ -133,7 +165,7 @@ CLAIMS = (
         "the longer the prompts.",
         "Ratio of ‖θ_soft − θ_lin‖² between lengths, mean of its logarithm over seeds: below 1 from the shortest "
         "prompts to the middle ones and on to the longest, at the end of training and early in it.",
-        needs_of("3"),
+        _needs((ISOTROPIC,), _rungs),
         _long_enough(_c5),
         ("3",),
         seeds=3,
@@ -143,7 +175,7 @@ CLAIMS = (
         "Appendix A.2.1, Figure 4",
         "With isotropic covariates training converges before 50 000 steps.",
         "Step by which 99 % of the fall of the risk is done, mean over all seeds, for each attention and length.",
-        needs_of("4"),
+        _needs((ISOTROPIC,), lambda settings: settings.courses),
         _long_enough(_c6),
         ("4",),
         seeds=3,
@@ -155,7 +187,7 @@ CLAIMS = (
         "prompts, and more regularly for long ones; still they lie closer the longer the prompts.",
         "Sum of all falls of log₁₀ ‖θ_soft − θ_lin‖² along training, compared at the shortest length between "
         "covariances, and between the shortest and the longest; the ratios of C5, early in training.",
-        needs_of("3", "7"),
+        _needs(COVARIANCES, _rungs),
         _long_enough(_c9),
         ("3", "7"),
         seeds=3,
@@ -165,8 +197,8 @@ CLAIMS = (
         "Appendix A.2.2, Figure 8",
         "With anisotropic covariates the risk falls more irregularly along training.",
         "Separate falls of the risk over the logarithm of steps (peaks of its speed, a tenth of the highest or more), "
-        "anisotropic less isotropic from the same seeds, mean over attentions and lengths, then over seeds.",
-        needs_of("4", "8"),
+        "anisotropic less isotropic from the same seeds, mean over attentions, then over seeds, at each length.",
+        _needs(COVARIANCES, lambda settings: settings.courses),
         _long_enough(_c10),
         ("4", "8"),
         seeds=3,
