@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from largeprompt.paper.chart import BLUE, PURPLE, Chart, Panel, Series
-from largeprompt.paper.drawing import draw
+from largeprompt.paper.chart import BLUE, PURPLE, Chart, Panel, Series, sequence
+from largeprompt.paper.drawing import draw, save
+from refusals import assert_refused
 
 L = np.array([10.0, 100.0, 1000.0])
 
@@ -70,3 +71,20 @@ def test_beside_other_panels_a_far_bound_is_left_out():
     figure = draw(Chart((panel(1e6), panel(1e6)), columns=2))
     assert [curves(ax) for ax in figure.axes] == [[0.1, 0.2]] * 2
     assert legend(figure) == {"measured", "each seed"}
+
+
+def test_bands_bars_and_the_file_itself(tmp_path):
+    line = Series("line", L, 1 / L, colour=sequence(3)[1], low=0.5 / L, high=2 / L)
+    bars = Series("points", L, 1 / L, line=False, mark="o", low=0.9 / L, high=1.1 / L)
+    figure = draw(Chart((Panel("a", "x", "y", (line, bars), remarks=("note",)),)))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["note"]
+    assert len(axes.collections) == 2  # the band, and the bars
+    for suffix in ("svg", "pdf"):
+        save(figure, tmp_path / f"a.{suffix}")
+        save(figure, tmp_path / f"b.{suffix}")
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_a_series_of_unequal_sizes_is_refused():
+    assert_refused(lambda: Series("s", L, L[:2]), "s: x, y and its limits have [2, 3] points")

@@ -46,9 +46,10 @@ def claim_lines(ledger: Mapping[str, Any]) -> Iterator[Text]:
 
 def told(check: Mapping[str, Any]) -> str:
     """A check in a line: what was measured with its error, and what it is held against."""
-    error = f" ± {check['error']:.2g}" if check["error"] else ""
+    measured = "not known" if check["measured"] is None else f"{check['measured']:.5g}"
+    error = " ± unknown" if check["error"] is None else f" ± {check['error']:.2g}" if check["error"] else ""
     tolerance = f" within {check['tolerance']:g}" if check["relation"] == "=" else ""
-    return f"{check['label']}: {check['measured']:.5g}{error} {check['relation']} {check['target']:g}{tolerance}"
+    return f"{check['label']}: {measured}{error} {check['relation']} {check['target']:g}{tolerance}"
 
 
 def _verdict(verdict: str) -> Text:

@@ -97,7 +97,7 @@ class Claim:
         """Its line of the ledger, as plain data; the checks that decide come first."""
         finding = self.judge(settings, results)
         worst_first = sorted(finding.checks, key=lambda check: -VERDICTS.index(check.verdict))
-        checks = [dataclasses.asdict(check) | {"verdict": check.verdict} for check in worst_first]
+        checks = [_plain(check) | {"verdict": check.verdict} for check in worst_first]
         return {
             "key": self.key,
             "place": self.place,
@@ -108,6 +108,13 @@ class Claim:
             "figures": list(self.figures),
             "checks": checks,
         }
+
+
+def _plain(check: Check) -> dict[str, Any]:
+    """Its fields, None where a number is not known."""
+    fields = dataclasses.asdict(check)
+    unknown = [name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)]
+    return fields | dict.fromkeys(unknown)
 
 
 def mean_over_seeds(values: Any) -> tuple[float, float]:

@@ -51,8 +51,9 @@ def check(entry: dict[str, Any]) -> str:
 
 def reading(entry: dict[str, Any]) -> str:
     """The measured number with its standard error, where it has one."""
-    error = entry.get("error") or 0.0
-    return number(entry["measured"]) + (f" ± {number(error, 2)}" if error else "")
+    error = entry.get("error", 0.0)
+    told = " ± unknown" if error is None else f" ± {number(error, 2)}" if error else ""
+    return number(entry["measured"]) + told
 
 
 def demand(entry: dict[str, Any]) -> str:
