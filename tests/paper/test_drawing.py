@@ -88,3 +88,11 @@ def test_bands_bars_and_the_file_itself(tmp_path):
 
 def test_a_series_of_unequal_sizes_is_refused():
     assert_refused(lambda: Series("s", L, L[:2]), "s: x, y and its limits have [2, 3] points")
+
+
+def test_plain_mathematics_gets_its_scripts():
+    figure = draw(Chart((Panel("‖θ_soft − θ_∞‖², 0.5^|i−j|", "x", "∇_U T", (Series("y", L, 1 / L),)),)))
+    (axes,) = figure.axes
+    assert axes.get_title() == r"‖θ$_{\mathrm{soft}}$ − θ$_{\mathrm{\infty}}$‖², 0.5$^{|i-j|}$"
+    assert axes.get_ylabel() == r"∇$_{\mathrm{U}}$ T"
+    figure.draw_without_rendering()  # which reads the mathematics

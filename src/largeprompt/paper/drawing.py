@@ -1,6 +1,7 @@
 """The house style of figures, and how a chart is drawn with it."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def draw(chart: Chart) -> Figure:
             _panel(ax, panel)
             first = i % columns == 0
             if first or not chart.share_y or panel.y_label != chart.panels[i - 1].y_label:
-                ax.set_ylabel(panel.y_label)
+                ax.set_ylabel(_scripts(panel.y_label))
         if broken:
             _break(axes[0, 0], axes[1, 0], chart.panels[0])
         shown = [ax.get_legend_handles_labels() for ax in axes.flat]
@@ -80,9 +81,15 @@ def draw(chart: Chart) -> Figure:
     return figure
 
 
+def _scripts(text: str) -> str:
+    """Plain mathematics with its sub- and superscripts set: θ_soft, 0.5^|i−j|."""
+    text = re.sub(r"_(\w+|∞)", lambda found: rf"$_{{\mathrm{{{found[1]}}}}}$".replace("∞", r"\infty"), text)
+    return re.sub(r"\^(\S+)", lambda found: rf"$^{{{found[1].replace('−', '-')}}}$", text)
+
+
 def _panel(ax: Axes, panel: Panel) -> None:
     _scales(ax, panel)
-    ax.set(title=panel.title, xlabel=panel.x_label)
+    ax.set(title=_scripts(panel.title), xlabel=_scripts(panel.x_label))
     far, order = _far(panel), {"bound": 0, "seed": 1, "theory": 3, "measured": 2}
     for series in sorted(panel.series, key=lambda series: order[series.role]):
         if series not in far:
@@ -108,7 +115,7 @@ def _break(upper: Axes, lower: Axes, panel: Panel) -> None:
     for series in _far(panel):
         _series(upper, series)
     lower.set_title("")
-    upper.set_title(panel.title)
+    upper.set_title(_scripts(panel.title))
     upper.spines.bottom.set_visible(False)
     upper.tick_params(axis="x", which="both", bottom=False)
     if panel.y_log:
