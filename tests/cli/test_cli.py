@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -82,10 +81,11 @@ def test_help_and_version(command):
 
 def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-c", "from largeprompt.cli import main; main()", "reproduce", "--out", str(out)]
     # a shell's background job, which these tests may be, ignores interrupts, and so would what it starts
-    heard: Any = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard) as process:
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; from largeprompt.cli import main; main()"
+    command = [sys.executable, "-c", program, "reproduce", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not out.exists() and process.poll() is None:
             time.sleep(0.05)
         time.sleep(1)  # now it measures

@@ -32,15 +32,16 @@ def _ends(covariance: str, settings: Settings, results: Results) -> xr.Dataset:
 def best_of_seeds(data: xr.Dataset, member: str) -> tuple[np.ndarray, np.ndarray]:
     """The least final risk over seeds at each length, with its error: failed starts are run again, as in the paper.
 
-    With one seed there is nothing to choose from, and a failed start leaves its length unknown.
+    With one seed there is nothing to choose from, and a failed start leaves its length unknown; so does a best run that
+    is not finished.
     """
     here = data.sel(member=member)
     risk, error = here.risk.values, here.risk_error.values
     if (here.verdict != "").sum("seed").max() == 1:
         risk = np.where(here.verdict.isin(["trapped", "diverged"]), math.nan, risk)
-    known = np.isfinite(risk).any(axis=1)
     chosen = np.argmin(np.where(np.isfinite(risk), risk, math.inf), axis=1)
     rows = np.arange(len(risk))
+    known = np.isfinite(risk).any(axis=1) & (here.verdict.values[rows, chosen] != "unfinished")
     return tuple(np.where(known, values[rows, chosen], math.nan) for values in (risk, error))  # pyright: ignore
 
 
