@@ -10,7 +10,7 @@ from ._output import interruptible, name_files, print_json, progress, show
 from ._train import Folder
 
 if TYPE_CHECKING:
-    from largeprompt.paper import Conventions
+    from largeprompt.paper import Conventions, Settings
 
 Preset = Annotated[
     str | None,
@@ -96,9 +96,7 @@ def figure(
     from largeprompt import paper
     from largeprompt.paper.figures import FIGURES
 
-    settings = paper.settings_for(
-        preset or "quick", seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma)
-    )
+    settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
     job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store)
     plan = _planned(job, as_json, out)
     with _followed(plan, out, as_json) as listener:
@@ -131,9 +129,7 @@ def verify(
     from largeprompt import paper
     from largeprompt.paper.ledger import claim_lines, ledger_table
 
-    settings = paper.settings_for(
-        preset or "quick", seeds=seeds, conventions=_conventions(score_scale, loss_factor, query_sigma)
-    )
+    settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
     keys = _keys("--claims", claims)
     job = paper.Job(settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store)
     plan = _planned(job, as_json, out)
@@ -160,6 +156,12 @@ def _conventions(score_scale: float | None, loss_factor: float | None, query_sig
 
     given: Any = {"score_scale": score_scale, "loss_factor": loss_factor, "query_sigma": query_sigma}
     return Conventions(**{name: value for name, value in given.items() if value is not None})
+
+
+def _settings(preset: str | None, seeds: int | None, *conventions: Any) -> "Settings":
+    from largeprompt.paper import settings_for
+
+    return settings_for(preset or "quick", seeds=seeds, conventions=_conventions(*conventions))
 
 
 def _keys(name: str, text: str | None) -> tuple[str, ...] | None:

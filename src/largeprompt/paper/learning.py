@@ -7,13 +7,12 @@ softmax attention beside the Bayes risk, and the flows from Assumption 5.1 along
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
-from largeprompt.icl import LinearRegression, bayes_risk, covariance_named, optimal_linear, optimal_softmax
+from largeprompt.icl import LinearRegression, covariance_named
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level
-from largeprompt.paper.pieces import Ladder
+from largeprompt.paper.pieces import Ladder, Levels
 from largeprompt.paper.pieces.ladder import by_covariance
 
 PAPER = "arXiv:2512.11784"
@@ -58,19 +57,16 @@ Done = Callable[[str], None]
 def optima(settings: Settings, done: Done = lambda what: None) -> xr.Dataset:
     """The least risk of linear and of softmax attention, and the Bayes risk, by covariance and length."""
     found = {
-        name: np.empty((len(settings.covariances), len(settings.lengths))) for name in ("linear", "softmax", "Bayes")
+        covariance: Levels(covariance, settings.lengths, None, settings.d, settings.noise).compute(
+            lambda what, covariance=covariance: done(f"{covariance}, {what}: least risks")
+        )[["linear", "softmax", "Bayes"]]
+        for covariance in settings.covariances
     }
-    for i, covariance in enumerate(settings.covariances):
-        task = settings.task(covariance)
-        for j, L in enumerate(settings.lengths):
-            found["linear"][i, j] = optimal_linear(task, L).risk.value
-            found["softmax"][i, j] = optimal_softmax(task, L).risk.value
-            found["Bayes"][i, j] = bayes_risk(task, L).value
-            done(f"{covariance}, L = {L}: least risks")
-    return xr.Dataset(
-        {name: (("covariance", "L"), values) for name, values in found.items()} | {"floor": ((), settings.noise / 2)},
-        coords={"covariance": list(settings.covariances), "L": list(settings.lengths)},
-        attrs={"paper": PAPER, "d": settings.d, "noise": settings.noise, "risk": "half the mean squared error"},
+    return (
+        xr.concat(found.values(), "covariance", combine_attrs="drop")
+        .assign_coords(covariance=list(found))
+        .assign(floor=settings.noise / 2)
+        .assign_attrs(paper=PAPER, d=settings.d, noise=settings.noise, risk="half the mean squared error")
     )
 
 

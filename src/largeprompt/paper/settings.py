@@ -5,7 +5,6 @@ import functools
 from typing import Any, Literal
 
 from largeprompt import _checks as checks
-from largeprompt.icl import LinearRegression
 from largeprompt.lab import Record, Run
 
 ISOTROPIC, ANISOTROPIC = "identity", "kms:0.5"
@@ -67,10 +66,6 @@ class Settings:
         return tuple(
             _run(covariance, L, self.steps, self.record, s, self.conventions) for L in lengths for s in of_seeds
         )
-
-    def task(self, covariance: str) -> LinearRegression:
-        """The regression of the experiments."""
-        return self.runs(covariance, self.lengths[:1], 1)[0].task()
 
     def seeds_at(self, covariance: str, L: int) -> int:
         """How many seeds are trained with a covariance at a length."""

@@ -23,15 +23,15 @@ from ._piece import AbstractPiece, Done
 class Levels(AbstractPiece):
     """By length: least risks of both attentions, the Bayes risk, the lowest spurious minimum and saddle of each.
 
-    Those of linear attention at every length; those of softmax attention, a longer search, at the lengths `traps`. NaN
-    is where none was found. A stationary point that is neither for sure counts as a minimum.
+    Those of linear attention at every length; those of softmax attention, a longer search, at the lengths `traps`; none
+    at all if that is None. NaN is where none was found. A point that is neither for sure counts as a minimum.
     """
 
     version: ClassVar[int] = 2
 
     covariance: str
     lengths: tuple[int, ...]
-    traps: tuple[int, ...] = ()
+    traps: tuple[int, ...] | None = ()
     d: int = 5
     noise: float = 0.1
     query_sigma: str | None = None
@@ -42,7 +42,7 @@ class Levels(AbstractPiece):
 
     @property
     def seconds(self) -> float:
-        return 15 + 1.0 * len(self.lengths) + 12 * len(self.traps)
+        return 15 + 1.0 * len(self.lengths) + 12 * len(self.traps or ())
 
     def _compute(self, done: Done) -> xr.Dataset:
         task = Run(sigma=self.covariance, d=self.d, noise=self.noise, query_sigma=self.query_sigma).task()
@@ -53,7 +53,7 @@ class Levels(AbstractPiece):
             row |= {"softmax": float(optimal_softmax(task, L).risk.value)}
             row |= {"Bayes": float(Bayes.value), "Bayes_stderr": float(Bayes.stderr)}
             for kind in ("linear", "softmax"):
-                searched = kind == "linear" or L in self.traps
+                searched = self.traps is not None and (kind == "linear" or L in self.traps)
                 points = stationary_points(task, L, kind, starts=0) if searched else []
                 row[f"{kind}_trap"] = _lowest(points, "local minimum", "undecided")
                 row[f"{kind}_saddle"] = _lowest(points, "saddle")
