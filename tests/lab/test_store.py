@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import xarray as xr
 import stand_in
 from largeprompt import engine, lab
 from largeprompt.icl import risk
-from largeprompt.lab import _checkpoint, _execution
+from largeprompt.lab import _execution
 
 pytestmark = pytest.mark.usefixtures("quick")
 RUN = lab.Run(L=4, d=2, attention="linear", rate=1e-2, steps=300, record=lab.Record(points=12, every=100))
@@ -177,7 +178,7 @@ def full(*_, **__):
 def test_a_full_disk_stops_the_run_and_what_was_kept_is_good(store, whole, monkeypatch):
     interrupted_at(150, store)
     with monkeypatch.context() as patch:
-        patch.setattr(_checkpoint.Path, "write_bytes", full)
+        patch.setattr(Path, "write_bytes", full)
         message = r"No space left on device: run \w{12} is kept up to step \d+ in .*runs, and goes on from there"
         with pytest.raises(OSError, match=message):
             lab.train(RUN, store, checkpoint_seconds=0.0)

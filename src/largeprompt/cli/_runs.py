@@ -27,7 +27,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
 
     from largeprompt import lab
 
-    folder = lab.Store(store)
+    folder = lab.store_at(store)
     entries, damaged = [], []
     for address in folder.addresses():
         try:
@@ -38,7 +38,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
         known = [{"hash": e.address, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
         print_json([], {"runs": known, "damaged": damaged})
     else:
-        table = Table(title=f"{len(entries)} runs in {folder.folder}", box=box.SIMPLE_HEAD)
+        table = Table(title=f"{len(entries)} runs in {folder.location}", box=box.SIMPLE_HEAD)
         for name in ("hash", "run", "steps", "status"):
             table.add_column(name)
         for entry in entries:
@@ -54,7 +54,7 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
     """The settings of a run, and where it ended."""
     from largeprompt import lab
 
-    folder = lab.Store(store)
+    folder = lab.store_at(store)
     address = folder.find(run)
     data = folder.load(address)
     if data is None:
@@ -81,7 +81,7 @@ def _export(
     """Copy a finished run out of the store."""
     from largeprompt import lab
 
-    folder = lab.Store(store)
+    folder = lab.store_at(store)
     address = folder.find(run)
     data = folder.load(address)
     if data is None:
@@ -104,7 +104,7 @@ def _rm(runs: Prefixes, store: Folder = None) -> None:
     """Delete runs from the store."""
     from largeprompt import lab
 
-    folder = lab.Store(store)
+    folder = lab.store_at(store)
     addresses = [folder.find(prefix) for prefix in runs]  # all of them before any is deleted
     for address in dict.fromkeys(addresses):
         folder.remove(address)

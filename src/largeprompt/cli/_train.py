@@ -10,11 +10,12 @@ from ._app import Json, Out, app, screen, value
 from ._output import interruptible, name_files, print_json, progress, show
 
 if TYPE_CHECKING:
-    from largeprompt.lab import Forecast, Run, Store
+    from largeprompt.lab import AbstractStore, Forecast, Run
 
 Text = str | None
 Folder = Annotated[
-    Path | None, typer.Option("--store", help="Folder of results; by default $LARGEPROMPT_STORE, or runs.")
+    str | None,
+    typer.Option("--store", help="Folder or address (s3://…) of results; by default $LARGEPROMPT_STORE, or runs."),
 ]
 _SEEDS = ("seed", "seeds", "weight_seed", "data_seed")
 _COVARIANCES = ("sigma", "omega", "query_sigma")
@@ -90,7 +91,7 @@ def train(
     if not checkpoint >= 0:
         raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
     jobs = min(jobs or lab.usable_cores(), len(runs))
-    folder = lab.Store(store)
+    folder = lab.store_at(store)
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
         expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
     if not as_json:
@@ -117,14 +118,16 @@ def _parsed(name: str, text: str) -> Any:
     return values if len(values) > 1 or name == "record" else values[0]
 
 
-def _carried_out(runs: "tuple[Run, ...]", store: "Store", jobs: int, checkpoint: float, expected: "Forecast") -> list:
+def _carried_out(
+    runs: "tuple[Run, ...]", store: "AbstractStore", jobs: int, checkpoint: float, expected: "Forecast"
+) -> list:
     from largeprompt import lab
 
     from ._bars import Bars
 
     def kept() -> str:
-        done = sum(store.path(run.hash).exists() for run in runs)
-        return f"{done} of {len(runs)} runs are finished, the others kept in {store.folder}"
+        done = len(store.finished_of([run.hash for run in runs]))
+        return f"{done} of {len(runs)} runs are finished, the others kept in {store.location}"
 
     with interruptible(Bars(runs), kept) as bars:
         options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each}

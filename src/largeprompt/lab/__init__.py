@@ -15,12 +15,15 @@ from ._laws import lengths_from as lengths_from
 from ._laws import measure_from as measure_from
 from ._laws import task_from as task_from
 from ._record import Record as Record
+from ._remote_store import RemoteStore as RemoteStore
+from ._remote_store import store_at as store_at
 from ._result import layer_at as layer_at
 from ._run import Run as Run
 from ._settings import as_toml as as_toml
 from ._settings import read_toml as read_toml
 from ._settings import runs_from as runs_from
 from ._settings import with_files as with_files
+from ._store import AbstractStore as AbstractStore
 from ._store import Entry as Entry
 from ._store import Store as Store
 from ._store import digest as digest

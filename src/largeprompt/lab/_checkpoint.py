@@ -1,12 +1,9 @@
 import hashlib
 import io
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from ._files import replacing
 
 _OPENING = b"largeprompt checkpoint 1\n"
 
@@ -22,27 +19,25 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the file at once, with a digest of all that follows."""
+def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
+    """The contents of its file, with a digest of all that follows."""
     buffer = io.BytesIO()
     header = np.frombuffer(json.dumps(checkpoint.header).encode(), np.uint8)
     np.savez(buffer, allow_pickle=False, header=header, **{f"array {n}": a for n, a in checkpoint.arrays.items()})
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest().encode()
-    with replacing(path) as temporary:
-        temporary.write_bytes(_OPENING + digest + b"\n" + payload)
+    return _OPENING + digest + b"\n" + payload
 
 
-def read_checkpoint(path: Path, address: str) -> Checkpoint:
-    """What the file holds, once every bit of it is as it was written, for the run of that content hash."""
-    content = path.read_bytes()
+def checkpoint_from(content: bytes, place: str, address: str) -> Checkpoint:
+    """What the file at `place` holds, once every bit of it is as it was written, for the run of that content hash."""
     start = len(_OPENING) + 65
     payload = content[start:]
     if content[:start] != _OPENING + hashlib.sha256(payload).hexdigest().encode() + b"\n":
-        raise Damaged(f"{path} is damaged: its contents are not those that were written")
+        raise Damaged(f"{place} is damaged: its contents are not those that were written")
     with np.load(io.BytesIO(payload), allow_pickle=False) as file:
         header = json.loads(file["header"].tobytes())
         arrays = {name.removeprefix("array "): file[name] for name in file.files if name != "header"}
     if header["hash"] != address:
-        raise Damaged(f"{path} belongs to the run {header['hash'][:12]}, not to {address[:12]}")
+        raise Damaged(f"{place} belongs to the run {header['hash'][:12]}, not to {address[:12]}")
     return Checkpoint(header, arrays)

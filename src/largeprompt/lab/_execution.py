@@ -15,9 +15,10 @@ from largeprompt.dynamics import State
 
 from ._checkpoint import Checkpoint, Damaged
 from ._course import Course
+from ._remote_store import store_at
 from ._result import result
 from ._run import Run
-from ._store import Store
+from ._store import AbstractStore
 from ._weights import matrices, with_matrices
 
 CHECKPOINT_SECONDS = 30.0
@@ -44,7 +45,7 @@ class Watcher:
 
 def attempt(
     run: Run,
-    store: Store,
+    store: AbstractStore,
     watcher: Watcher | None = None,
     stop: threading.Event | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -64,44 +65,46 @@ def attempt(
                 result = _Sitting(run, store, watcher, stop, checkpoint_seconds).carry_out()
                 watcher.ended(run, found=False)
                 return result
-    if store.path(run.hash, "checkpoint").exists():  # killed after the result was written and before this
+    if store.has_checkpoint(run.hash):  # killed after the result was written and before this
         with store.claim(run.hash) as alone:
             if alone:
-                store.path(run.hash, "checkpoint").unlink(missing_ok=True)
+                store.drop_checkpoint(run.hash)
     watcher.ended(run, found=True)
     return found
 
 
 def train(
     run: Run,
-    store: Store | None = None,
+    store: AbstractStore | None = None,
     *,
     watcher: Watcher | None = None,
     stop: threading.Event | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> xr.Dataset:
     """The result of a run, from the store or carried out; if another process is at it, its result once it is there."""
-    store, stop = store or Store(), stop or threading.Event()
+    store, stop = store or store_at(), stop or threading.Event()
     while (data := attempt(run, store, watcher, stop, checkpoint_seconds)) is None:
         if stop.wait(0.2):
             raise Interrupted
     return data
 
 
-def _unless_damaged(store: Store, run: Run, suffix: str, watcher: Watcher) -> Any:
+def _unless_damaged(store: AbstractStore, run: Run, suffix: str, watcher: Watcher) -> Any:
     """What the store has of a run; a file that cannot be used is named and set aside."""
     try:
         return store.load(run.hash) if suffix == "nc" else store.checkpoint(run.hash)
     except Damaged as error:
-        kept = store.set_aside(store.path(run.hash, suffix))
-        watcher.noticed(f"{error}; kept as {kept.name}, and the run begins anew")
+        kept = store.set_aside(run.hash, suffix)
+        watcher.noticed(f"{error}; kept as {kept}, and the run begins anew")
         return None
 
 
 class _Sitting:
     """One process at work on one run, from its last checkpoint to its end or to an interrupt."""
 
-    def __init__(self, run: Run, store: Store, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
+    def __init__(
+        self, run: Run, store: AbstractStore, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float
+    ):
         self._run, self._store, self._watcher, self._stop = run, store, watcher, stop
         self._every = checkpoint_seconds
         self._trainer = run.trainer()
@@ -186,7 +189,7 @@ class _Sitting:
         try:
             yield
         except OSError as error:
-            what = f"run {self._run.hash[:12]} is kept up to step {self._saved_step} in {self._store.folder}"
+            what = f"run {self._run.hash[:12]} is kept up to step {self._saved_step} in {self._store.location}"
             raise OSError(
                 f"{error.strerror or error}: {what}, and goes on from there once it can be written"
             ) from error

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ._run import Run
-from ._store import Store
+from ._store import AbstractStore
 from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
@@ -20,13 +20,16 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    runs: Sequence[Run], store: Store, jobs: int, measured: Callable[[Run, float], None] = lambda run, speed: None
+    runs: Sequence[Run],
+    store: AbstractStore,
+    jobs: int,
+    measured: Callable[[Run, float], None] = lambda run, speed: None,
 ) -> Forecast:
     """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
     speeds: dict[tuple, float] = {}
     each, sizes = {}, []
     for run in runs:
-        if store.path(run.hash).exists():
+        if store.finished(run.hash):
             continue
         kind = _kind(run)
         if kind not in speeds:
@@ -73,7 +76,7 @@ def _speed(run: Run) -> float:
     return speed
 
 
-def _done(run: Run, store: Store) -> int:
+def _done(run: Run, store: AbstractStore) -> int:
     try:
         checkpoint = store.checkpoint(run.hash)
     except ValueError:  # damaged: named once the run begins

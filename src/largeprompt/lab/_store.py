@@ -1,25 +1,32 @@
+import abc
 import contextlib
 import datetime
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from ._checkpoint import Checkpoint, Damaged, read_checkpoint, write_checkpoint
+from ._checkpoint import Checkpoint, Damaged, checkpoint_bytes, checkpoint_from
 from ._files import claimed, is_claimed, leftovers, replacing, set_aside
 from ._run import Run
 from ._settings import runs_from
 
 _HASH = 64  # letters
+_KINDS = ("nc", "checkpoint", "json", "failed")
+_FEW = 1000  # so many runs are asked for one by one, more of them in one listing
 
 
 class Entry(NamedTuple):
-    """A run that the store knows of: `finished`, `running` or `interrupted`."""
+    """A run that the store knows of: `finished`, `running`, `interrupted` or `failed`.
+
+    `begun` is one of which the store cannot tell whether someone works on it.
+    """
 
     address: str
     status: str
@@ -27,131 +34,274 @@ class Entry(NamedTuple):
     step: int
 
 
-class Store:
-    """Results of runs in a folder, each under the content hash of its settings.
+class AbstractStore(abc.ABC):
+    """Results of runs, each under the content hash of its settings.
 
     `HASH.nc` is a finished run and never changes; `HASH.checkpoint` an unfinished one; `HASH.json` how the work went;
-    `HASH.lock` is there while a process works on it. Several processes may share a folder. Without one, the folder
-    that LARGEPROMPT_STORE names, or `runs`.
+    `HASH.failed` why a sweep gave it up. A kind of store says how such objects are read, and how they are written so
+    that no reader ever sees a part of one. It can be pickled and then means the same place in another process.
     """
 
-    def __init__(self, folder: Path | str | None = None):
-        self.folder = Path(folder if folder is not None else os.environ.get("LARGEPROMPT_STORE") or "runs")
+    location: str
 
-    def path(self, address: str, suffix: str = "nc") -> Path:
-        """The file of a run."""
-        return self.folder / f"{address}.{suffix}"
+    @abc.abstractmethod
+    def _read(self, name: str) -> bytes | None:
+        """An object; None if there is none."""
+
+    @abc.abstractmethod
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        """Replace an object at once."""
+
+    @abc.abstractmethod
+    def _delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+
+    @abc.abstractmethod
+    def _exists(self, name: str) -> bool: ...
+
+    @abc.abstractmethod
+    def _names(self) -> Iterable[str]:
+        """Of all objects."""
+
+    @abc.abstractmethod
+    def _rename(self, name: str, to: str) -> None: ...
+
+    @abc.abstractmethod
+    def _working(self, address: str) -> bool | None:
+        """Whether someone works on a run; None if that cannot be told."""
+
+    @abc.abstractmethod
+    def claim(self, address: str) -> contextlib.AbstractContextManager[bool]:
+        """Whether the run is this block's alone to work on."""
+
+    def _openable(self, name: str) -> Path | io.BytesIO | None:
+        """An object for a reader that may not need all of it."""
+        content = self._read(name)
+        return None if content is None else io.BytesIO(content)
+
+    def _place(self, name: str) -> str:
+        return f"{self.location}/{name}"
+
+    def finished(self, address: str) -> bool:
+        """Whether the result of a run is there."""
+        return self._exists(f"{address}.nc")
+
+    def finished_of(self, addresses: Collection[str]) -> set[str]:
+        """Which of these runs are finished; for many, by one listing."""
+        if len(addresses) <= _FEW:
+            return {address for address in addresses if self.finished(address)}
+        return {name.removesuffix(".nc") for name in self._names() if name.endswith(".nc")} & set(addresses)
 
     def load(self, address: str) -> xr.Dataset | None:
         """A finished run, once every number of it is as it was written; None if there is none."""
-        path = self.path(address)
-        if not path.exists():
+        place = self._place(f"{address}.nc")
+        source = self._openable(f"{address}.nc")
+        if source is None:
             return None
         try:
-            data = xr.load_dataset(path, engine="scipy", decode_times=False)
+            data = xr.load_dataset(source, engine="scipy", decode_times=False)
             kept = data.attrs.pop("digest")
             held = hashlib.sha256(data.attrs["run"].encode()).hexdigest()
         except OSError:
             raise
         except Exception as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise Damaged(f"{path} is damaged: {first}") from None
+            raise Damaged(f"{place} is damaged: {_first_line(error)}") from None
         if held != address:
-            raise Damaged(f"{path} holds the run {held[:12]}, not {address[:12]}")
+            raise Damaged(f"{place} holds the run {held[:12]}, not {address[:12]}")
         if kept != digest(data):
-            raise Damaged(f"{path} is damaged: its contents are not those that were written")
+            raise Damaged(f"{place} is damaged: its contents are not those that were written")
         return data
 
     def save(self, address: str, data: xr.Dataset, log: dict[str, Any]) -> None:
         """Keep a finished run, and apart from it how the work went; its checkpoint goes."""
-        with replacing(self.path(address, "json")) as temporary:
-            when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            temporary.write_text(json.dumps({**log, "finished": when}, indent=1) + "\n")
-        with replacing(self.path(address)) as temporary:
-            data.assign_attrs(digest=digest(data)).to_netcdf(temporary, engine="scipy")
-        self.path(address, "checkpoint").unlink(missing_ok=True)
+        self._write(f"{address}.json", _as_json({**log, "finished": _now()}))
+        self._write(f"{address}.nc", data.assign_attrs(digest=digest(data)).to_netcdf(engine="scipy"))
+        self.drop_checkpoint(address)
+        self._delete(f"{address}.failed")
 
     def checkpoint(self, address: str) -> Checkpoint | None:
         """How far a run had come; None if it has none."""
-        path = self.path(address, "checkpoint")
-        return read_checkpoint(path, address) if path.exists() else None
+        name = f"{address}.checkpoint"
+        content = self._read(name)
+        return None if content is None else checkpoint_from(content, self._place(name), address)
+
+    def has_checkpoint(self, address: str) -> bool:
+        """Whether a run has a checkpoint, good or not."""
+        return self._exists(f"{address}.checkpoint")
 
     def keep(self, address: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of a run."""
-        write_checkpoint(self.path(address, "checkpoint"), checkpoint)
+        self._write(f"{address}.checkpoint", checkpoint_bytes(checkpoint))
+
+    def drop_checkpoint(self, address: str) -> None:
+        """Delete the checkpoint of a run, if it has one."""
+        self._delete(f"{address}.checkpoint")
 
     def log(self, address: str) -> dict[str, Any]:
         """How the work on a finished run went: seconds, sittings, versions."""
-        try:
-            return json.loads(self.path(address, "json").read_text())
-        except (OSError, ValueError):
-            return {}
+        return self._json(f"{address}.json")
 
-    @contextlib.contextmanager
-    def claim(self, address: str) -> Iterator[bool]:
-        """Whether the run is this block's alone to work on."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with claimed(self.path(address, "lock")) as alone:
-            if alone:
-                for suffix in ("nc", "checkpoint", "json"):  # what a killed writer left half done
-                    for path in leftovers(self.path(address, suffix)):
-                        path.unlink(missing_ok=True)
-            yield alone
+    def fail(self, run: Run, error: str, machine: str) -> None:
+        """Keep why a run was given up; its result, once there is one, takes this away."""
+        told = {"run": run.canonical, "error": error, "machine": machine, "failed": _now()}
+        self._write(f"{run.hash}.failed", _as_json(told))
 
-    def set_aside(self, path: Path) -> Path:
-        """Rename a damaged file."""
-        return set_aside(path)
+    def failure(self, address: str) -> dict[str, Any]:
+        """Why a run was given up: error, machine, time; empty if it was not."""
+        return self._json(f"{address}.failed")
+
+    def set_aside(self, address: str, kind: str) -> str:
+        """Rename a damaged object to `NAME.damaged-N`, so that nothing is lost and its place is free."""
+        name, n = f"{address}.{kind}", 1
+        while self._exists(kept := f"{name}.damaged-{n}"):
+            n += 1
+        self._rename(name, kept)
+        return kept
+
+    def mark(self, name: str) -> None:
+        """Leave a sign that another process can look for, to see that it has the same store."""
+        self._write(name, b"")
+
+    def has_mark(self, name: str) -> bool:
+        """Whether that sign is here."""
+        return self._exists(name)
+
+    def unmark(self, name: str) -> None:
+        """Take that sign away."""
+        self._delete(name)
 
     def addresses(self) -> list[str]:
         """The hashes of all runs, finished or not."""
-        names = {path.stem for suffix in ("nc", "checkpoint") for path in self.folder.glob(f"*.{suffix}")}
-        return sorted(name for name in names if len(name) == _HASH)
+        parts = (name.partition(".") for name in self._names())
+        return sorted({stem for stem, _, kind in parts if len(stem) == _HASH and kind in _KINDS and kind != "json"})
 
     def find(self, prefix: str) -> str:
         """The one run whose hash begins so."""
         matches = [address for address in self.addresses() if prefix and address.startswith(prefix.lower())]
         if not matches:
             raise ValueError(
-                f"no run in {self.folder} has a hash that begins with {prefix!r}; see largeprompt runs list"
+                f"no run in {self.location} has a hash that begins with {prefix!r}; see largeprompt runs list"
             )
         if len(matches) > 1:
             shown = ", ".join(address[:12] for address in matches[:4]) + (", …" if len(matches) > 4 else "")
-            raise ValueError(f"{len(matches)} runs in {self.folder} have a hash that begins with {prefix!r}: {shown}")
+            raise ValueError(f"{len(matches)} runs in {self.location} have a hash that begins with {prefix!r}: {shown}")
         return matches[0]
 
     def entry(self, address: str) -> Entry:
         """What is known of a run, read without its numbers."""
-        path = self.path(address)
-        if path.exists():
+        name = f"{address}.nc"
+        source = self._openable(name)
+        if source is not None:
             try:
-                with xr.open_dataset(path, engine="scipy", decode_times=False) as data:
+                with xr.open_dataset(source, engine="scipy", decode_times=False) as data:
                     run = run_of(data)
             except Exception as error:
-                first = (str(error).splitlines() or [type(error).__name__])[0]
-                raise Damaged(f"{path} is damaged: {first}") from None
+                raise Damaged(f"{self._place(name)} is damaged: {_first_line(error)}") from None
             return Entry(address, "finished", run, run.steps)
-        checkpoint = self.checkpoint(address)
-        if checkpoint is None:
-            raise FileNotFoundError(f"{path} is gone")
-        run, step = _run_from(checkpoint.header["run"]), int(checkpoint.header["step"])
-        working = is_claimed(self.path(address, "lock"))
-        return Entry(address, "running" if working else "interrupted", run, step)
+        checkpoint, failure = self.checkpoint(address), self.failure(address)
+        if checkpoint is not None:
+            run, step = run_from_text(checkpoint.header["run"]), int(checkpoint.header["step"])
+        elif "run" in failure:
+            run, step = run_from_text(failure["run"]), 0
+        else:
+            raise FileNotFoundError(f"{self._place(name)} is gone")
+        return Entry(address, self.stage(address, bool(failure)), run, step)
+
+    def stage(self, address: str, failed: bool) -> str:
+        """What an unfinished run that was begun is now."""
+        working = self._working(address)
+        return "running" if working else "failed" if failed else "begun" if working is None else "interrupted"
 
     def remove(self, address: str) -> None:
         """Delete a run, unless a process works on it."""
         with self.claim(address) as alone:
             if not alone:
                 raise ValueError(f"run {address[:12]} is being worked on; stop that process first")
-            for suffix in ("nc", "checkpoint", "json"):
-                self.path(address, suffix).unlink(missing_ok=True)
+            for kind in _KINDS:
+                self._delete(f"{address}.{kind}")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads(self._read(name) or b"{}")
+        except (OSError, ValueError):
+            return {}
+
+
+class Store(AbstractStore):
+    """A folder of results; without one, the folder that LARGEPROMPT_STORE names, or `runs`.
+
+    Several processes may share it, on one machine or on several: `HASH.lock` is there while a process works on a run,
+    and the system lets go of the lock of one that was killed.
+    """
+
+    def __init__(self, folder: Path | str | None = None):
+        given = folder if folder is not None else os.environ.get("LARGEPROMPT_STORE") or "runs"
+        if "://" in str(given):
+            raise ValueError(f"the store is {str(given)!r}; it must be a folder here, and lab.store_at takes addresses")
+        self.folder = Path(given)
+        self.location = str(self.folder)
+
+    def __reduce__(self):
+        return Store, (self.folder.absolute(),)  # whatever folder the other process is in
+
+    def path(self, address: str, kind: str = "nc") -> Path:
+        """The file of a run."""
+        return self.folder / f"{address}.{kind}"
+
+    @contextlib.contextmanager
+    def claim(self, address: str) -> Iterator[bool]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with claimed(self.path(address, "lock")) as alone:
+            if alone:
+                for kind in _KINDS:  # what a killed writer left half done
+                    for path in leftovers(self.path(address, kind)):
+                        path.unlink(missing_ok=True)
+            yield alone
+
+    def set_aside(self, address: str, kind: str) -> str:
+        return set_aside(self.path(address, kind)).name
+
+    def _openable(self, name: str) -> Path | None:
+        path = self.folder / name
+        return path if path.exists() else None
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / name) as temporary:
+            temporary.write_bytes(content)
+
+    def _delete(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+
+    def _rename(self, name: str, to: str) -> None:
+        (self.folder / name).rename(self.folder / to)
+
+    def _working(self, address: str) -> bool:
+        return is_claimed(self.path(address, "lock"))
 
 
 def run_of(data: xr.Dataset) -> Run:
     """The settings inside a result."""
-    return _run_from(data.attrs["run"])
+    return run_from_text(data.attrs["run"])
 
 
-def _run_from(text: str) -> Run:
+def run_from_text(text: str) -> Run:
+    """The run of a canonical text."""
     settings = json.loads(text)
     settings.pop("format")
     (run,) = runs_from(settings)
@@ -170,3 +320,15 @@ def digest(data: xr.Dataset) -> str:
             total.update(json.dumps([str(value) for value in values.ravel()]).encode())
     total.update(json.dumps({k: str(v) for k, v in data.attrs.items() if k != "digest"}, sort_keys=True).encode())
     return total.hexdigest()
+
+
+def _as_json(told: dict[str, Any]) -> bytes:
+    return (json.dumps(told, indent=1) + "\n").encode()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

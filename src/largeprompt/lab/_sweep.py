@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import xarray as xr
 
 from ._execution import CHECKPOINT_SECONDS, Interrupted, Watcher, attempt
+from ._remote_store import store_at
 from ._run import Run
-from ._store import Store
+from ._store import AbstractStore
 
 
 def usable_cores() -> int:
@@ -16,7 +17,7 @@ def usable_cores() -> int:
 
 def sweep(
     runs: Sequence[Run],
-    store: Store | None = None,
+    store: AbstractStore | None = None,
     *,
     jobs: int | None = None,
     watcher: Watcher | None = None,
@@ -30,7 +31,7 @@ def sweep(
     (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`; so does the
     failure of one run.
     """
-    store, watcher = store or Store(), watcher or Watcher()
+    store, watcher = store or store_at(), watcher or Watcher()
     expected = seconds or {}
     order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
     work = _Work(runs, order, store, watcher, checkpoint_seconds, stop or threading.Event())
@@ -62,7 +63,7 @@ class _Work:
         self,
         runs: Sequence[Run],
         order: list[int],
-        store: Store,
+        store: AbstractStore,
         watcher: Watcher,
         checkpoint_seconds: float,
         stop: threading.Event,
