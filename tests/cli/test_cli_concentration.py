@@ -77,11 +77,24 @@ def test_a_regression_is_told_by_its_risks(command):
     assert "noise = 0.2" in numbers["settings"]["toml"]
 
 
+def test_without_a_gpu_one_line_says_so_and_the_numbers_are_those_of_the_processor(command):
+    options = (*SMALL, "--quantity", "output", "--no-bounds", "--json")
+    (code, out, err), (_, plain, quiet) = (command("concentration", *options, "--device", x) for x in ("gpu", "cpu"))
+    assert (code, quiet) == (0, "")
+    assert err.startswith("largeprompt: no GPU: JAX sees cpu alone")
+    assert len(err.splitlines()) == 1
+    assert strict(out)["rows"] == strict(plain)["rows"]
+    assert "device" not in strict(out)["settings"]["toml"]
+    length = ("prompt-length", "--d", "2", "--layer", "identity:0.3", "--replicates", "20", "--epsilon", "0.5")
+    code, _, err = command(*length, "--device", "gpu")
+    assert (code, err.count("\n"), err[:19]) == (0, 1, "largeprompt: no GPU")
+
+
 def settings_of(monkeypatch, command, *arguments):
     """The study that a command line makes, which is not carried out."""
     found = []
 
-    def stop(study, done):
+    def stop(study, done, device):
         found.append(study)
         raise ValueError("stopped")
 
@@ -171,6 +184,7 @@ WRONG = [
     (("--d", "1000000"), "measure.dim is 1000000; it must be at most 10000"),
     (("--replicates", "1e12"), "replicates is 1000000000000; it must be at most 10000000"),
     (("--config", "missing.toml"), "missing.toml"),
+    (("--device", "tpu"), "device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'"),
     ((*SMALL, "--out", "/dev/null/here"), "/dev/null"),
 ]
 
@@ -212,7 +226,7 @@ def test_an_option_that_the_law_of_a_file_cannot_take_is_refused(command):
 
 
 def test_an_interrupt_leaves_no_file(monkeypatch, command):
-    def interrupted(study, done):
+    def interrupted(study, done, device):
         raise KeyboardInterrupt
 
     def leave(code):
@@ -268,6 +282,7 @@ def test_prompt_length_names_a_length_and_measures_there(command):
         ),
         (("--epsilon", "1", "--quantity", "U,V"), "quantity is U, V; a prompt length is of one, give --quantity"),
         (("--epsilon", "1", "--layer", "xavier"), "--layer is 'xavier'"),
+        (("--epsilon", "1", "--device", "tpu"), "device is 'tpu'"),
     ],
 )
 def test_what_a_prompt_length_cannot_be_asked_for_is_one_line(command, options, message):

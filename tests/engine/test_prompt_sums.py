@@ -1,19 +1,26 @@
-"""The compiled sums over Gaussian prompts: against float64 on the same tokens, and against exact moments."""
+"""The sums over Gaussian prompts, compiled and by JAX: against float64 on the same tokens, and exact moments."""
 
 import os
+from typing import Any
 
 import numba
 import numpy as np
 import pytest
 
+from largeprompt._device import Place
 from largeprompt.attention import WeightMoments
-from largeprompt.engine import gaussian_prompt_sums, sum_count
+from largeprompt.engine import _prompt_sums, _prompt_sums_jax, gaussian_prompt_sums, sum_count
 from largeprompt.engine._elementary import two_normals
 from largeprompt.engine._philox import TOKENS, philox
+from largeprompt.engine._prompt_sums_jax import Span, prompt_sums_by_jax, span_for
 from significance import assert_close_in_sigmas, assert_mean_is
 
 u32 = np.uint32
 SEED = (5 << 32) + 11
+
+
+def f(value: Any) -> Any:
+    return value
 
 
 @numba.njit
@@ -53,6 +60,64 @@ def test_sums_are_those_of_the_same_tokens_in_float64(L, k, products):
         exact = sums_in_float64(beta, i, L, k, products)
         scale = np.abs(exact) + exact[0]
         np.testing.assert_array_less(np.abs(found[i] - exact), (1e-5 + 3e-6 * beta) * scale)
+
+
+SPANS = {1: Span(1, 128), 9: Span(1, 128), 257: Span(1, 128), 3001: Span(1, 1024), 16_001: Span(16, 1024)}
+
+
+@pytest.mark.parametrize(("k", "products"), [(1, False), (2, True), (9, True)], ids=["k=1", "k=2", "k=9, by matrices"])
+def test_sums_by_jax_are_those_of_the_same_tokens(k, products):
+    """Against float64, nearer than the compiled ones since fewer terms are added in a row; the largest g to an ulp."""
+    for L, span in SPANS.items():
+        assert span_for(L) == span
+        found = prompt_sums_by_jax(BETAS, L, k, SEED, products=products, start=0, platform="cpu")
+        compiled = gaussian_prompt_sums(BETAS, L, k, SEED, products=products, device="cpu")
+        assert found.shape == compiled.shape
+        for i, beta in enumerate(BETAS):
+            exact = sums_in_float64(beta, i, L, k, products)
+            scale = np.abs(exact) + exact[0]
+            np.testing.assert_array_less(np.abs(found[i] - exact), (2e-6 + 3e-6 * beta) * scale)
+            np.testing.assert_array_less(np.abs(found[i] - compiled[i]), (1e-5 + 3e-6 * beta) * scale)
+
+
+def test_the_longest_span_of_a_round_joins_its_pieces():
+    """131072 tokens a round in sixteen pieces: two rounds and most of a third, too many for float32 in a row."""
+    L, betas = 2 * 16 * 8192 + 120_000, np.array([0.5, 4.0])
+    assert span_for(L) == Span(16, 8192)
+    found = prompt_sums_by_jax(betas, L, 1, SEED, products=False, start=7, platform="cpu")
+    for i, beta in enumerate(betas):
+        exact = sums_in_float64(beta, 7 + i, L, 1, False)
+        np.testing.assert_array_less(np.abs(found[i] - exact), 2e-6 * (np.abs(exact) + exact[0]))
+
+
+def test_the_longest_prompts_waste_little():
+    for L in (1000, 10**4, 10**5, 10**6, 10**7, 2**32):
+        span = span_for(L)
+        drawn = span.pieces * span.tokens
+        assert L <= -(-L // drawn) * drawn <= 1.15 * L
+
+
+def test_a_prompt_by_jax_is_the_same_in_any_batch(monkeypatch):
+    betas = np.linspace(0, 4, 11)
+    whole = prompt_sums_by_jax(betas, 200, 2, SEED, products=True, start=5, platform="cpu")
+    part = prompt_sums_by_jax(betas[4:7], 200, 2, SEED, products=True, start=9, platform="cpu")
+    np.testing.assert_allclose(part, whole[4:7], rtol=1e-12)
+    monkeypatch.setattr(_prompt_sums_jax, "_HELD", 4 * 128)  # four prompts at once, the last batch filled up
+    np.testing.assert_allclose(
+        prompt_sums_by_jax(betas, 200, 2, SEED, products=True, start=5, platform="cpu"), whole, rtol=1e-12
+    )
+
+
+def test_a_gpu_draws_by_jax_where_there_is_one(monkeypatch, as_a_stranger):
+    with pytest.raises(ValueError, match="device is 'gpu' and JAX sees no GPU"):
+        gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device="gpu")
+    with pytest.raises(ValueError, match="device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'"):
+        gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=f("tpu"))
+    monkeypatch.setattr(_prompt_sums, "jax_place", lambda device: Place("cpu" if device == "cpu" else "gpu"))
+    monkeypatch.setattr(_prompt_sums, "prompt_sums_by_jax", lambda *_, platform, **__: platform)
+    for device in ("auto", "gpu"):
+        assert f(gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=device)) == "gpu"
+    assert gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device="cpu").shape == (len(BETAS), 5)
 
 
 def test_a_prompt_is_the_same_in_any_batch_and_on_any_number_of_threads(monkeypatch):

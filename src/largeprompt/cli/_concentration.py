@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, value
+from ._app import Json, Out, app, errors, value
 from ._output import name_files, part_done, print_json, progress, rows, show
 
 if TYPE_CHECKING:
+    from largeprompt._device import Device
     from largeprompt.lab import Study
 
 Text = str | None
@@ -34,6 +35,7 @@ Attention = Annotated[Text, _option("--attention", "softmax or linear.", "softma
 InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
 Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
 Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries.", "0")]
+Where = Annotated[str, typer.Option("--device", help="Where prompts are drawn: auto, cpu or gpu.")]
 
 
 @app.command()
@@ -55,19 +57,20 @@ def concentration(
     replicates: Replicates = None,
     seed: Seed = None,
     no_bounds: Annotated[bool, typer.Option("--no-bounds", help="Leave the paper's bounds out.")] = False,
+    device: Where = "auto",
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
-    study = _study(config, given)
+    study, place = _study(config, given), _place(device)
     from largeprompt.paper import concentration as told
     from largeprompt.paper.files import write
 
     out.mkdir(parents=True, exist_ok=True)
     work = study.work
     with progress("measuring", sum(work.values())) as done:
-        data = study.carry_out(lambda part: done(part_done(part), work[part]))
+        data = study.carry_out(lambda part: done(part_done(part), work[part]), device=place)
     files = write(out, "concentration", told.picture(data), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
@@ -76,7 +79,7 @@ def concentration(
         name_files(files)
 
 
-_SETTINGS = set(concentration.__annotations__) - {"config", "out", "as_json", "return"}
+_SETTINGS = set(concentration.__annotations__) - {"config", "device", "out", "as_json", "return"}
 
 
 @app.command("prompt-length")
@@ -94,6 +97,7 @@ def prompt_length(
     query_in_prompt: InPrompt = False,
     replicates: Replicates = None,
     seed: Seed = None,
+    device: Where = "auto",
     as_json: Json = False,
 ) -> None:
     """The prompt length that brings a quantity within an error of its limit, measured there, beside the bound's."""
@@ -108,7 +112,7 @@ def prompt_length(
     from largeprompt.paper.concentration import prompt_length_lines
 
     subject = (study.attention, study.tokens, study.queries, chosen, jax.random.key(study.seed))
-    options: Any = {"query_in_prompt": study.query_in_prompt, "replicates": study.replicates}
+    options: Any = {"query_in_prompt": study.query_in_prompt, "replicates": study.replicates, "device": _place(device)}
     with progress(f"looking for the length of prompts, {chosen}", 1), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = prompt_length_for(target, *subject, **options)
@@ -120,6 +124,20 @@ def prompt_length(
         print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": {"toml": study.as_toml()}})
     else:
         show(prompt_length_lines(found, notes))
+
+
+def _place(device: str) -> "Device":
+    """The device that there is, with a line where it is not the one asked for."""
+    import jax
+
+    from largeprompt._device import jax_place
+
+    found = jax_place(device)
+    if found.device == "cpu" != jax.devices()[0].platform:  # predictions too
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    if found.remark is not None:
+        errors.print(f"largeprompt: {found.remark}", highlight=False, soft_wrap=True, markup=False)
+    return found.device
 
 
 def _positive(name: str, text: str) -> float:

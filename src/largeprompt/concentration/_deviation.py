@@ -10,11 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._device import Device
 from largeprompt.attention import AbstractLayer
 from largeprompt.measures import Empirical
 
 from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
+from ._place import carried_out_on
 from ._prompts import batch_for, chunk_for, squares
 from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths, stand_in_size
 from ._query_draws import query_draws
@@ -77,6 +79,7 @@ def deviation(
     query_in_prompt: bool = False,
     sampler: str = "auto",
     widen: bool = True,
+    device: Device = "auto",
     done: Done | None = None,
 ) -> Deviation: ...
 @overload
@@ -93,6 +96,7 @@ def deviation(
     query_in_prompt: bool = False,
     sampler: str = "auto",
     widen: bool = True,
+    device: Device = "auto",
     done: Done | None = None,
 ) -> dict[str, Deviation]: ...
 def deviation(
@@ -108,6 +112,7 @@ def deviation(
     query_in_prompt: bool = False,
     sampler: str = "auto",
     widen: bool = True,
+    device: Device = "auto",
     done: Done | None = None,
 ) -> Deviation | dict[str, Deviation]:
     r"""$E\|X_L - X\|^2$ over fresh prompts of L tokens of `mu` and queries of `nu`, measured, for each L.
@@ -117,8 +122,9 @@ def deviation(
     (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
     queries, or by all of a few given ones. Gaussian prompts are drawn through what attention sees of them, one query
     each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed back, which
-    tames the tails. Warns where heavy tails leave an estimate that cannot be trusted. Paper: the left-hand sides of
-    Propositions 3.1 and 3.4; with `query_in_prompt`, Remark 3.2.
+    tames the tails. Prompts are drawn on a GPU where JAX has one, unless `device` is "cpu". Warns where heavy tails
+    leave an estimate that cannot be trusted. Paper: the left-hand sides of Propositions 3.1 and 3.4; with
+    `query_in_prompt`, Remark 3.2.
     """
     names, Ls = chosen(quantity), lengths(Ls)
     if max(Ls) > LONGEST:
@@ -130,18 +136,20 @@ def deviation(
     key = checks.key(key)
     if sampler not in ("auto", "tokens"):
         raise ValueError(f"sampler is {sampler!r}; it must be 'auto' or 'tokens'")
-    if names[0] in OF_RISK:
-        from ._risks import risk_deviation
+    with carried_out_on(device) as place:
+        if names[0] in OF_RISK:
+            from ._risks import risk_deviation
 
-        found = risk_deviation(layer, mu, nu, Ls, names, key, replicates, query_in_prompt, done)
-    else:
-        found = _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, done)
+            found = risk_deviation(layer, mu, nu, Ls, names, key, replicates, query_in_prompt, place, done)
+        else:
+            options = (replicates, queries, query_in_prompt, sampler, widen, place, done)
+            found = _of_layer(layer, mu, nu, Ls, names, key, *options)
     for result in found.values():
         _warn(result)
     return found[names[0]] if isinstance(quantity, str) else found
 
 
-def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, done):
+def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, place, done):
     attention, mu, nu = laws(layer, mu, nu)
     known = list(forms(layer, names).values())
     size = stand_in_size(mu)
@@ -158,10 +166,10 @@ def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_promp
     for L in Ls:
         at_length = jax.random.fold_in(key, L)
         if reduced is not None and reduced.serves(L, slopes):
-            values, weights = _reduced(reduced, known, draws, L, at_length, replicates, query_in_prompt)
+            values, weights = _reduced(reduced, known, draws, L, at_length, replicates, query_in_prompt, place)
             methods.add("Gaussian prompts through what attention sees of them, one query each")
         else:
-            options = (replicates, queries, query_in_prompt)
+            options = (replicates, queries, query_in_prompt, place)
             values, weights = _streamed(attention, mu, nu, draws, known, L, at_length, *options)
             methods.add(f"whole prompts, {values[0].shape[1]} queries each")
         curves.append((values, weights))
@@ -179,19 +187,19 @@ def _seed(key: PRNGKeyArray) -> int:
     return int(words[0]) + (int(words[1] >> np.uint64(1)) << 32)
 
 
-def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replicates, query_in_prompt):
+def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replicates, query_in_prompt, place):
     of_queries, of_prompts = jax.random.split(key)
     z, weights = (np.asarray(part, float) for part in draws.draw(of_queries, replicates))
-    values = reduced.squares(known, z, L, _seed(of_prompts), 0, query_in_prompt)
+    values = reduced.squares(known, z, L, _seed(of_prompts), 0, query_in_prompt, place)
     return [value[:, None] for value in values], weights[:, None]
 
 
-def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt):
+def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt, place):
     few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
     fixed = nu.points if queries is None and few else None
     count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
     chunk, slopes = chunk_for(L), any(form.slopes for form in known)
-    batch = min(batch_for(chunk, count, mu.dim, slopes), 2 ** math.ceil(math.log2(replicates)))
+    batch = min(batch_for(chunk, count, mu.dim, slopes, place), 2 ** math.ceil(math.log2(replicates)))
     keys = jax.random.split(key, -(-replicates // batch) * batch)
     parts = []
     for i in range(0, replicates, batch):  # whole batches, the last one cut: one shape is compiled

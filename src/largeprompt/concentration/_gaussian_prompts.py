@@ -9,11 +9,13 @@ dimension, and one more for each output row for its gradients. Linear attention 
 not grow with the length at all.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from largeprompt._device import Device
 from largeprompt.attention import AbstractAttention, LinearAttention, SoftmaxAttention
 from largeprompt.measures import AbstractMeasure, Gaussian
 
@@ -59,6 +61,7 @@ class GaussianPrompts:
         seed: int,
         start: int,
         query_in_prompt: bool,
+        device: Device = "auto",
     ) -> list[Float[np.ndarray, " b"]]:
         """The squared differences from the limit of each form, a fresh prompt for each query; `start` counts them."""
         slopes = any(form.slopes for form in forms)
@@ -66,15 +69,15 @@ class GaussianPrompts:
         held = (len(self.V) + 2) * self.C.shape[1] + 2 * (1 + k) ** 2 + 4 * len(self.m)
         batch = max(64, _ROOM // held // 64 * 64)
         parts = []
+        draw = self._linear if self.linear else functools.partial(self._softmax, device=device)
         for i in range(0, len(queries), batch):
             z = queries[i : i + batch]
-            draw = self._linear if self.linear else self._softmax
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused with its name
                 dm, dHV = draw(z, L, seed, start + i, slopes, query_in_prompt)
                 parts.append([_square(form, dm, dHV, z) for form in forms])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
-    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool):
+    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: Device):
         from largeprompt.engine import (
             gaussian_prompt_sums,
             sum_count,
@@ -98,7 +101,7 @@ class GaussianPrompts:
         E[:, :, 0] *= np.where(np.einsum("br,br->b", E[:, :, 0], along) < 0, -1.0, 1.0)[:, None]
         k = E.shape[2]
         n = sum_count(k, slopes)
-        sums = gaussian_prompt_sums(beta, L, k, seed, products=slopes, start=start)
+        sums = gaussian_prompt_sums(beta, L, k, seed, products=slopes, start=start, device=device)
         first, second, shift = sums[:, :n], sums[:, n : 2 * n], sums[:, 2 * n]
         S0 = first[:, 0]
         h = first[:, 1 : 1 + k] / S0[:, None]

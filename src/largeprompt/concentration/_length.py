@@ -7,6 +7,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._device import Device, checked_device
 from largeprompt.attention import AbstractLayer
 
 from . import bounds
@@ -52,18 +53,20 @@ def prompt_length_for(
     *,
     query_in_prompt: bool = False,
     replicates: int = 1000,
+    device: Device = "auto",
 ) -> PromptLength:
     r"""How long a prompt must be for $\sqrt{E\|X_L-X\|^2} \le \epsilon$; for risks, for $|R_L-R_\infty| \le \epsilon$.
 
     From the prediction, by bisection where that is exact at every L and as $c/\epsilon^2$ where it is $c/L$; where 1/L
     has not set in at that length or never does, by measuring. Checked by measuring at that length unless it is too long
-    or `replicates` is 0; and from the paper's bound.
+    or `replicates` is 0; and from the paper's bound. `device` is where measurements are carried out.
     """
     epsilon = float(checks.number("epsilon", epsilon))
     if not _LEAST <= epsilon <= 1 / _LEAST:
         raise ValueError(f"epsilon is {epsilon:g}; it must be from {_LEAST:g} to {1 / _LEAST:g}")
     if not isinstance(quantity, str):
         raise ValueError(f"quantity is {quantity!r}; a length is of one quantity, such as 'output'")
+    checked_device(device)
     generator = checks.key_or_default(key)
     replicates = checks.count("replicates", replicates, at_least=0)
 
@@ -74,7 +77,7 @@ def prompt_length_for(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error is told
             fresh = jax.random.fold_in(generator, 1)
-            options: Any = {"replicates": replicates, "query_in_prompt": query_in_prompt}
+            options: Any = {"replicates": replicates, "query_in_prompt": query_in_prompt, "device": device}
             found = deviation(layer, mu, nu, [L], quantity, fresh, **options)
         return float(found.mean_square[0]), float(found.stderr[0])
 

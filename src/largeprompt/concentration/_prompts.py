@@ -16,8 +16,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from largeprompt.attention import AbstractAttention, LinearAttention
 from largeprompt.measures import AbstractMeasure
 
+from ._place import Found
+
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
-_ROOM = 2**21  # numbers held at once for a batch of prompts
+_ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
 
 
 class Sums(NamedTuple):
@@ -41,10 +43,10 @@ def chunk_for(L: int) -> int:
     return max((chunk for chunk in _CHUNKS if chunk <= L), default=_CHUNKS[0])
 
 
-def batch_for(chunk: int, queries: int, dim: int, slopes: bool) -> int:
+def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
     """How many prompts to draw side by side."""
     held = chunk * (3 * dim + 3 * queries + (dim * dim if slopes else 0))
-    return max(1, 2 ** int(math.log2(max(1, _ROOM // held))))
+    return max(1, 2 ** int(math.log2(max(1, _ROOM[device] // held))))
 
 
 def prompt_sums(

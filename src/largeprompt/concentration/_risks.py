@@ -30,6 +30,7 @@ from largeprompt.icl import (
 )
 
 from ._deviation import LEVELS, Deviation, curve, refuse_overflow
+from ._place import Found
 from ._prediction import Prediction
 from ._prompts import batch_for, chunk_for, prompt_sums, softmax_reading, with_own
 from ._quantities import task_of
@@ -50,6 +51,7 @@ def risk_deviation(
     key: PRNGKeyArray,
     replicates: int,
     query_in_prompt: bool,
+    place: Found,
     done,
 ) -> dict[str, Deviation]:
     """For "risk" and "risk-gradient", on the same prompts."""
@@ -57,7 +59,7 @@ def risk_deviation(
     curves = []
     for L in Ls:
         chunk = chunk_for(L)
-        batch = min(batch_for(chunk, 1, task.dim, True), 2 ** math.ceil(math.log2(replicates)))
+        batch = min(batch_for(chunk, 1, task.dim, True, place), 2 ** math.ceil(math.log2(replicates)))
         keys = jax.random.split(jax.random.fold_in(key, L), -(-replicates // batch) * batch)
         parts = []
         for i in range(0, replicates, batch):

@@ -14,10 +14,13 @@ import numba
 import numpy as np
 from jaxtyping import Float
 
+from largeprompt._device import Device, jax_place
+
 from ._elementary import exp2, two_normals, with_widest_vectors
 from ._kernel import source_hash
 from ._lanes import LANES, aligned, on_lanes, row
 from ._philox import TOKENS, philox
+from ._prompt_sums_jax import prompt_sums_by_jax
 from ._tokens import LOG2_E
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -136,16 +139,29 @@ def _compiled(sources: str):
 
 
 def gaussian_prompt_sums(
-    betas: Float[np.ndarray, " b"], L: int, k: int, seed: int, *, products: bool, start: int = 0
+    betas: Float[np.ndarray, " b"],
+    L: int,
+    k: int,
+    seed: int,
+    *,
+    products: bool,
+    start: int = 0,
+    device: Device = "auto",
 ) -> Float[np.ndarray, "b sums"]:
     """A row a prompt: the sums with ω, those with ω², and the shift s, for scores βg of L tokens and k coordinates.
 
-    The prompt in row i is a function of (seed, L, start + i) alone, whatever the threads or the others beside it.
+    The prompt in row i is a function of (seed, L, start + i) alone, whatever the threads or the others beside it; on a
+    GPU its sums are the same to float32's rounding.
     """
     n, b = sum_count(k, products), len(betas)
     if not 1 <= L * k <= LONGEST * 4:
         raise ValueError(f"L is {L} with {k} coordinates a token; the compiled sums go up to {LONGEST * 4 // k}")
+    place = jax_place(device)
+    if place.device != device != "auto":
+        raise ValueError(f"device is {device!r} and JAX sees no GPU; 'auto' takes one where there is one")
     betas, out = np.asarray(betas, float), np.zeros((b, 2 * n + 1))
+    if place.device == "gpu":
+        return prompt_sums_by_jax(betas, L, k, seed, products=products, start=start, platform="gpu")
     run = _compiled(source_hash())
     groups = -(-b // LANES)
     workers = min(groups, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -15,6 +15,7 @@ import xarray as xr
 
 from largeprompt import __version__, concentration
 from largeprompt import _checks as checks
+from largeprompt._device import Device
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
@@ -92,17 +93,20 @@ class Study:
         """
         return {L: 1000 + L for L in self.lengths} | dict.fromkeys(self.quantities, 3000)
 
-    def carry_out(self, done: Callable[[Any], None] = lambda part: None) -> xr.Dataset:
-        """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted."""
+    def carry_out(self, done: Callable[[Any], None] = lambda part: None, *, device: Device = "auto") -> xr.Dataset:
+        """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted.
+
+        `device` is where the measuring is done, and no part of the study: the numbers are the same to rounding.
+        """
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError("studies are carried out in float64; call largeprompt.use_float64() first")
         began = time.perf_counter()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
-        options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt, "done": done}
+        options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt}
         with warnings.catch_warnings():  # what cannot be trusted is marked as such
             warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
-            measured: Any = concentration.deviation(*subject, **options)
+            measured: Any = concentration.deviation(*subject, **options, device=device, done=done)
         curves, numbers = {}, {}
         for quantity in self.quantities:
             predicted, method, note = self._predicted(quantity, of_prediction)
