@@ -12,7 +12,7 @@ from largeprompt.attention import WeightMoments
 from largeprompt.engine import _prompt_sums, _prompt_sums_jax, gaussian_prompt_sums, sum_count
 from largeprompt.engine._elementary import two_normals
 from largeprompt.engine._philox import TOKENS, philox
-from largeprompt.engine._prompt_sums_jax import Span, prompt_sums_by_jax, span_for
+from largeprompt.engine._prompt_sums_jax import Span, on_arrays, prompt_sums_by_jax, span_for
 from significance import assert_close_in_sigmas, assert_mean_is
 
 u32 = np.uint32
@@ -62,6 +62,17 @@ def test_sums_are_those_of_the_same_tokens_in_float64(L, k, products):
         np.testing.assert_array_less(np.abs(found[i] - exact), (1e-5 + 3e-6 * beta) * scale)
 
 
+def test_jax_draws_the_same_bits():
+    """From the same source, exactly; two normals of the same bits are the same to rounding."""
+    rng = np.random.default_rng(0)
+    counters = rng.integers(0, 2**32, (6, 500), np.uint32)
+    words = np.stack(on_arrays(philox)(*counters))
+    np.testing.assert_array_equal(words, np.transpose([philox(*counter) for counter in counters.T]))
+    normals = np.stack(on_arrays(two_normals)(words[0], words[1]))
+    expected = np.transpose([two_normals(*pair) for pair in words[:2].T])
+    np.testing.assert_allclose(normals, expected, rtol=1e-6, atol=2e-6)
+
+
 SPANS = {1: Span(1, 128), 9: Span(1, 128), 257: Span(1, 128), 3001: Span(1, 1024), 16_001: Span(16, 1024)}
 
 
@@ -102,7 +113,7 @@ def test_a_prompt_by_jax_is_the_same_in_any_batch(monkeypatch):
     whole = prompt_sums_by_jax(betas, 200, 2, SEED, products=True, start=5, platform="cpu")
     part = prompt_sums_by_jax(betas[4:7], 200, 2, SEED, products=True, start=9, platform="cpu")
     np.testing.assert_allclose(part, whole[4:7], rtol=1e-12)
-    monkeypatch.setattr(_prompt_sums_jax, "_HELD", 4 * 128)  # four prompts at once, the last batch filled up
+    monkeypatch.setattr(_prompt_sums_jax, "_HELD", 2 * 4 * 128)  # four prompts at once, the last batch filled up
     np.testing.assert_allclose(
         prompt_sums_by_jax(betas, 200, 2, SEED, products=True, start=5, platform="cpu"), whole, rtol=1e-12
     )

@@ -16,11 +16,12 @@ from jaxtyping import Float
 
 from largeprompt._device import Device, jax_place
 
-from ._elementary import exp2, two_normals, with_widest_vectors
+from ._elementary import exp2, two_normals
 from ._kernel import source_hash
 from ._lanes import LANES, aligned, on_lanes, row
 from ._philox import TOKENS, philox
 from ._prompt_sums_jax import prompt_sums_by_jax
+from ._target import tuned
 from ._tokens import LOG2_E
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -37,7 +38,7 @@ def sum_count(k: int, products: bool) -> int:
 
 @on_lanes
 def _draw(block, k, prompt, L, normals, k0, k1):
-    with_widest_vectors()
+    tuned()
     for c in range(2 * k):
         index = u32(block * 2 * k + c)
         for j in range(LANES):
@@ -49,7 +50,7 @@ def _draw(block, k, prompt, L, normals, k0, k1):
 @on_lanes
 def _follow(normals, k, count, beta, shift, n, S, sums):
     """Raise the shift of each lane to the largest g of the block, and the sums with it."""
-    with_widest_vectors()
+    tuned()
     higher = False
     for t in range(count):
         for j in range(LANES):
@@ -72,7 +73,7 @@ def _follow(normals, k, count, beta, shift, n, S, sums):
 
 @on_lanes
 def _add(normals, k, count, beta, shift, weight, products, n, S):
-    with_widest_vectors()
+    tuned()
     for t in range(count):
         for j in range(LANES):
             w = exp2(max(beta[j] * (normals[row(t * k, j)] - shift[j]), _LEAST))
@@ -99,7 +100,7 @@ def _add(normals, k, count, beta, shift, weight, products, n, S):
 
 @on_lanes
 def _carry(S, sums, n):
-    with_widest_vectors()
+    tuned()
     for i in range(2 * n):
         for j in range(LANES):
             sums[row(i, j)] += f64(S[row(i, j)])
@@ -111,7 +112,7 @@ def _compiled(sources: str):
     @numba.njit(nogil=True, error_model="numpy", cache=True)
     def prompts(first, last, start, L, k, n, products, seed, betas, normals, weight, S, sums, beta, shift, out):
         """The sums of the prompts first to last, LANES at a time, and the shifts in the last column."""
-        with_widest_vectors()
+        tuned()
         _ = sources  # part of the name under which the compiled code is kept
         k0, k1 = u32(seed & 0xFFFFFFFF), u32(seed >> 32)
         for prompt in range(first, last, LANES):

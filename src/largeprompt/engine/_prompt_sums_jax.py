@@ -2,8 +2,9 @@ r"""The sums over Gaussian prompts by JAX, for a GPU: the tokens of `_prompt_sum
 
 A lane draws a few tokens from their counters and sums them in float32 below their own largest $g$; lanes are joined
 within a piece of a prompt, $\sum\omega = e^{\beta(s_1-s)}\sum\omega_1 + e^{\beta(s_2-s)}\sum\omega_2$ with $s =
-\max(s_1, s_2)$, and pieces likewise in float64. All of this is one reduction, which XLA makes one kernel of: no normal
-is ever stored. With many coordinates the sums are too many for that, and products of matrices take its place.
+\max(s_1, s_2)$, and pieces likewise in float64. A round of all prompts is one reduction, so that XLA can make one
+kernel of it, which stores no normal. With many coordinates the sums are too many for that, and products of matrices
+take its place.
 """
 
 import functools
@@ -19,7 +20,7 @@ from ._elementary import two_normals
 from ._philox import TOKENS, philox
 
 f32, f64, u32, i64 = jnp.float32, jnp.float64, jnp.uint32, jnp.int64
-_HELD = 2**28  # tokens drawn in a round of all prompts; a round of a GPU is then long beside its launch
+_HELD = 2**28  # normals drawn in a round of all prompts: long beside its launch, and 1 GB if they were stored
 _MOST = 64  # operands of a reduction
 _LOWEST = -100.0  # no g is as low
 
@@ -60,13 +61,13 @@ _AS_ARRAYS: dict[str, Any] = {
 }
 
 
-def _on_arrays(scalar: Any) -> Any:
+def on_arrays(scalar: Any) -> Any:
     """The engine's function of numbers as one of arrays: its source, with its names for types read as JAX's."""
     source = getattr(scalar, "py_func", scalar)
     return types.FunctionType(source.__code__, source.__globals__ | _AS_ARRAYS)
 
 
-_philox, _two_normals = _on_arrays(philox), _on_arrays(two_normals)
+_philox, _two_normals = on_arrays(philox), on_arrays(two_normals)
 
 
 def _four_normals(index, prompt, L, key):
@@ -137,6 +138,10 @@ def _count(k: int, products: bool) -> int:
     return 2 * (1 + k + (k * (k + 1) // 2 if products else 0))
 
 
+def _few(k: int, products: bool) -> bool:
+    return _count(k, products) + 2 <= _MOST
+
+
 @functools.partial(jax.jit, static_argnames=("k", "products", "span"))
 def sums_of_prompts(betas, start, L, key, *, k: int, products: bool, span: Span):
     """The sums of the prompts from `start` on, one for each β, in float64."""
@@ -146,12 +151,11 @@ def sums_of_prompts(betas, start, L, key, *, k: int, products: bool, span: Span)
     beta = jnp.repeat(betas.astype(f32), pieces)[:, None]
     prompt = (start + jnp.repeat(jnp.arange(len(betas), dtype=u32), pieces))[:, None]
     offset = jnp.tile(jnp.arange(pieces, dtype=i64) * tokens, len(betas))[:, None]
-    few = _count(k, products) + 2 <= _MOST
     quads = 2 if k == 1 else 1
 
     def added(i, state):
         first = i.astype(i64) * _size(span) + offset
-        if few:
+        if _few(k, products):
             lane = jax.lax.broadcasted_iota(u32, (rows, tokens // (4 * quads)), 1)
             found = _by_lanes((first // 4).astype(u32) + lane * u32(quads), prompt, beta, L, key, k, products, quads)
         else:
@@ -169,8 +173,7 @@ def prompt_sums_by_jax(
 ) -> Float[np.ndarray, "b sums"]:
     """What `gaussian_prompt_sums` returns, on the first device of a platform of JAX."""
     span, b = span_for(L), len(betas)
-    count = _count(k, products)
-    most = max(1, _HELD // (_size(span) * (1 if count + 2 <= _MOST else 4 * k)))
+    most = max(1, _HELD // (_size(span) * (k if _few(k, products) else 4 * k)))
     batch = -(-b // -(-b // most))  # one shape for all
     with jax.enable_x64(True), jax.default_device(jax.devices(platform)[0]):
         key = u32(seed & 0xFFFFFFFF), u32(seed >> 32)
