@@ -125,7 +125,7 @@ def test_a_gpu_draws_by_jax_where_there_is_one(monkeypatch, as_a_stranger):
     with pytest.raises(ValueError, match="device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'"):
         gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=f("tpu"))
     monkeypatch.setattr(_prompt_sums, "jax_place", lambda device: Place("cpu" if device == "cpu" else "gpu"))
-    monkeypatch.setattr(_prompt_sums, "prompt_sums_by_jax", lambda *_, platform, **__: platform)
+    monkeypatch.setattr(_prompt_sums_jax, "prompt_sums_by_jax", lambda *_, platform, **__: platform)
     for device in ("auto", "gpu"):
         assert f(gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=device)) == "gpu"
     assert gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device="cpu").shape == (len(BETAS), 5)
@@ -167,7 +167,9 @@ def test_weights_have_their_exact_moments(beta, L):
     assert_close_in_sigmas(np.mean((h / S0) ** 2 - square), 0.0, np.std((h / S0) ** 2 - square) / np.sqrt(b))
 
 
-def test_prompts_that_cannot_be_counted_are_refused():
+def test_prompts_that_cannot_be_counted_and_negative_betas_are_refused():
+    with pytest.raises(ValueError, match="betas has -2; it must be at least 0"):
+        gaussian_prompt_sums(np.array([1.0, -2.0]), 9, 1, 0, products=False)
     for L, k in ((0, 1), (2**32 + 1, 1), (2**31, 3)):
         with pytest.raises(ValueError, match=f"L is {L} with {k} coordinates a token"):
             gaussian_prompt_sums(np.ones(1), L, k, 0, products=False)

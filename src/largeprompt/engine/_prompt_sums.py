@@ -20,7 +20,6 @@ from ._elementary import exp2, two_normals
 from ._kernel import source_hash
 from ._lanes import LANES, aligned, on_lanes, row
 from ._philox import TOKENS, philox
-from ._prompt_sums_jax import prompt_sums_by_jax
 from ._target import tuned
 from ._tokens import LOG2_E
 
@@ -157,11 +156,15 @@ def gaussian_prompt_sums(
     n, b = sum_count(k, products), len(betas)
     if not 1 <= L * k <= LONGEST * 4:
         raise ValueError(f"L is {L} with {k} coordinates a token; the compiled sums go up to {LONGEST * 4 // k}")
+    if np.any(betas < 0):
+        raise ValueError(f"betas has {np.min(betas):g}; it must be at least 0")
     place = jax_place(device)
     if place.device != device != "auto":
         raise ValueError(f"device is {device!r} and JAX sees no GPU; 'auto' takes one where there is one")
     betas, out = np.asarray(betas, float), np.zeros((b, 2 * n + 1))
     if place.device == "gpu":
+        from ._prompt_sums_jax import prompt_sums_by_jax  # which counts its sums as here
+
         return prompt_sums_by_jax(betas, L, k, seed, products=products, start=start, platform="gpu")
     run = _compiled(source_hash())
     groups = -(-b // LANES)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from ._elementary import two_normals
 from ._philox import TOKENS, philox
+from ._prompt_sums import sum_count
 
 f32, f64, u32, i64 = jnp.float32, jnp.float64, jnp.uint32, jnp.int64
 _HELD = 2**28  # normals drawn in a round of all prompts: long beside its launch, and 1 GB if they were stored
@@ -52,7 +53,9 @@ def _of_type(dtype) -> Any:
 
 
 _AS_ARRAYS: dict[str, Any] = {
-    **{name: _of_type(getattr(jnp, kind)) for name, kind in (("f32", "float32"), ("i32", "int32"), ("u32", "uint32"))},
+    "f32": _of_type(f32),
+    "i32": _of_type(jnp.int32),
+    "u32": _of_type(u32),
     "u64": _of_type(jnp.uint64),
     "as_bits": lambda x: jax.lax.bitcast_convert_type(x, u32),
     "from_bits": lambda bits: jax.lax.bitcast_convert_type(bits, f32),
@@ -106,15 +109,13 @@ def _by_lanes(quad, prompt, beta, L, key, k: int, products: bool, quads: int):
     drawn = [t < left for t in range(4 * quads)]
     tokens = [flat[t * k : (t + 1) * k] for t in range(4 * quads)]
     s = functools.reduce(jnp.maximum, (jnp.where(there, h[0], _LOWEST) for there, h in zip(drawn, tokens, strict=True)))
-    sums = squares = None
-    for there, h in zip(drawn, tokens, strict=True):
-        w = jnp.where(there, jnp.exp(beta * (h[0] - s)), 0)
-        more, more_squares = ([power * term for term in _terms(h, products)] for power in (w, w * w))
-        sums = more if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
-        squares = more_squares if squares is None else [a + b for a, b in zip(squares, more_squares, strict=True)]
-    assert sums is not None
-    assert squares is not None
-    return _reduced([jnp.broadcast_to(beta, s.shape), s, *sums, *squares], 1)
+    weights = [jnp.where(there, jnp.exp(beta * (h[0] - s)), 0) for there, h in zip(drawn, tokens, strict=True)]
+    sums = [
+        functools.reduce(jnp.add, map(jnp.multiply, powers, terms))
+        for powers in (weights, [w * w for w in weights])
+        for terms in zip(*(_terms(h, products) for h in tokens), strict=True)
+    ]
+    return _reduced([jnp.broadcast_to(beta, s.shape), s, *sums], 1)
 
 
 def _by_matrices(first, prompt, beta, L, key, k: int, products: bool, tokens: int):
@@ -134,12 +135,9 @@ def _by_matrices(first, prompt, beta, L, key, k: int, products: bool, tokens: in
     return found
 
 
-def _count(k: int, products: bool) -> int:
-    return 2 * (1 + k + (k * (k + 1) // 2 if products else 0))
-
-
 def _few(k: int, products: bool) -> bool:
-    return _count(k, products) + 2 <= _MOST
+    """Whether a reduction takes all sums."""
+    return 2 * sum_count(k, products) + 2 <= _MOST
 
 
 @functools.partial(jax.jit, static_argnames=("k", "products", "span"))
@@ -162,7 +160,7 @@ def sums_of_prompts(betas, start, L, key, *, k: int, products: bool, span: Span)
             found = _by_matrices(first, prompt, beta, L, key, k, products, tokens)
         return _joined(state, tuple(x.astype(f64).reshape(shape) for x in found))
 
-    empty = (0.0, _LOWEST, *(0.0 for _ in range(_count(k, products))))
+    empty = (0.0, _LOWEST, *(0.0 for _ in range(2 * sum_count(k, products))))
     state = tuple(jnp.full(shape, x, f64) for x in empty)
     _, s, *sums = _reduced(jax.lax.fori_loop(0, (L + _size(span) - 1) // _size(span), added, state), 1)
     return jnp.stack([*sums, s], axis=1)
