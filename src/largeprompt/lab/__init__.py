@@ -1,6 +1,11 @@
 """Runs as data: their settings, the store of results, checkpoints, sweeps, and what became of them."""
 
 from ._checkpoint import Damaged as Damaged
+from ._cluster import Failed as Failed
+from ._cluster import Outcome as Outcome
+from ._cluster import SweepWatcher as SweepWatcher
+from ._cluster import runs_at_work as runs_at_work
+from ._cluster import sweep_on as sweep_on
 from ._execution import Interrupted as Interrupted
 from ._execution import Watcher as Watcher
 from ._execution import train as train
@@ -23,6 +28,9 @@ from ._settings import as_toml as as_toml
 from ._settings import read_toml as read_toml
 from ._settings import runs_from as runs_from
 from ._settings import with_files as with_files
+from ._standing import Standing as Standing
+from ._standing import counted as counted
+from ._standing import standings as standings
 from ._store import AbstractStore as AbstractStore
 from ._store import Entry as Entry
 from ._store import Store as Store

@@ -172,8 +172,16 @@ class AbstractStore(abc.ABC):
 
     def addresses(self) -> list[str]:
         """The hashes of all runs, finished or not."""
-        parts = (name.partition(".") for name in self._names())
-        return sorted({stem for stem, _, kind in parts if len(stem) == _HASH and kind in _KINDS and kind != "json"})
+        return sorted(address for address, kinds in self.kinds().items() if kinds & {"nc", "checkpoint", "failed"})
+
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """Of each run, the kinds of objects that are there, by one listing."""
+        found: dict[str, set[str]] = {}
+        for name in self._names():
+            stem, _, kind = name.partition(".")
+            if len(stem) == _HASH and kind in (*_KINDS, "lock"):
+                found.setdefault(stem, set()).add(kind)
+        return {address: frozenset(kinds) for address, kinds in found.items()}
 
     def find(self, prefix: str) -> str:
         """The one run whose hash begins so."""

@@ -1,0 +1,139 @@
+"""Sweeps on a cluster: carry out the runs of a grid, and say how far they are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._app import Json, app, errors, screen
+from ._output import interruptible, print_json, show
+from ._train import Folder
+
+if TYPE_CHECKING:
+    from largeprompt.lab import AbstractStore, Outcome, Run
+
+_MANY = 2000  # so many results are read for a table; of more there is a count
+_SHOWN = 20
+
+
+@app.command()
+def sweep(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[status] GRID.toml",
+            help="Settings in TOML, as for train --config. After the word status: say how far they are, run nothing.",
+            show_default=False,
+        ),
+    ],
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="Address of a Dask scheduler, tcp://HOST:PORT; by default a local one is started."),
+    ] = None,
+    store: Folder = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes of the local scheduler; by default one a core.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Carry out a sweep on a Dask cluster, each run a task, the results in one store that all workers see.
+
+    Give it again at any time: finished runs are skipped, others go on from their last checkpoint. A run that fails is
+    reported and stops no other; the exit status is then 1. `largeprompt sweep status [GRID.toml]` says how far it is.
+    """
+    from largeprompt import lab
+
+    asked, names = what[0] == "status", what[1:] if what[0] == "status" else what
+    if len(names) > 1 or not (names or asked):
+        raise ValueError(f"{' '.join(what)!r} was given; it must be one GRID.toml, or status and at most one GRID.toml")
+    if workers is not None and (workers < 1 or scheduler is not None or asked):
+        raise ValueError(f"--workers is {workers}; it must be at least 1, and goes with neither --scheduler nor status")
+    if not checkpoint >= 0:
+        raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
+    runs = lab.runs_from(lab.read_toml(Path(names[0]))) if names else None
+    kept = lab.store_at(store)
+    _hush_dask()
+    if asked or runs is None:
+        _tell_status(kept, runs, scheduler, as_json)
+        return
+    from ._sweep_bars import SweepBars
+
+    def rest() -> str:
+        done = len(kept.finished_of([run.hash for run in runs]))
+        return f"{done} of {len(runs)} runs are finished, the others kept in {kept.location}"
+
+    with interruptible(SweepBars(), rest) as bars:
+        options: Any = {"workers": workers, "checkpoint_seconds": checkpoint, "watcher": bars}
+        outcome = lab.sweep_on(runs, kept, scheduler, **options)
+    _report(runs, kept, outcome, as_json)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _hush_dask() -> None:
+    """What Dask logs on its own is not for a user's terminal."""
+    try:
+        from dask import config
+    except ImportError:
+        return
+    config.set({"logging": {"distributed": "critical", "distributed.client": "critical"}})
+
+
+def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome", as_json: bool) -> None:
+    from largeprompt import lab
+    from largeprompt.paper import training
+
+    lost = {failed.run.hash for failed in outcome.failed}
+    good = [run.hash for run in runs if run.hash not in lost] if len(runs) <= _MANY else []
+    results = [data for data in map(store.load, good) if data is not None]
+    rows = lab.summary(results) if results else []
+    if as_json:
+        counts = {"runs": outcome.runs, "found": outcome.found, "finished": outcome.finished}
+        failed = [{"hash": run.hash, "title": run.title, "error": message} for run, message in outcome.failed]
+        print_json([], {"store": store.location, **counts, "failed": failed, "rows": rows})
+    else:
+        if rows:
+            show(training.tables(rows), width=120)
+        there = f"{outcome.finished} of {outcome.runs} runs are finished, {outcome.found} were before"
+        screen.print(f"{there}; they are in {store.location}", markup=False, highlight=False, soft_wrap=True)
+    for run, message in outcome.failed[:_SHOWN]:
+        _complain(f"run {run.hash[:12]} ({run.title}) failed: {message}")
+    if len(outcome.failed) > _SHOWN:
+        _complain(f"{len(outcome.failed) - _SHOWN} more runs failed; see largeprompt sweep status")
+
+
+def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", scheduler: str | None, as_json: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from largeprompt import lab
+
+    at_work = lab.runs_at_work(scheduler, store) if scheduler is not None else None
+    found = lab.standings(store, runs, at_work)
+    counts = lab.counted(found)
+    if as_json:
+        told = [{"hash": standing.address, **standing._asdict()} for standing in found]
+        for entry in told:
+            del entry["address"]
+        print_json([], {"store": store.location, "counts": counts, "runs": told})
+        return
+    of_each = ", ".join(f"{count} {stage}" for stage, count in counts.items()) or "none"
+    screen.print(f"{len(found)} runs in {store.location}: {of_each}", markup=False, highlight=False, soft_wrap=True)
+    stages = ("failed", "running", "interrupted", "begun")
+    unfinished = [standing for stage in stages for standing in found if standing.stage == stage]
+    if not unfinished:
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("hash", "run", "status", "step", "of"):
+        table.add_column(name)
+    for standing in unfinished[:_SHOWN]:
+        status = f"failed: {standing.message}" if standing.stage == "failed" else standing.stage
+        table.add_row(standing.address[:12], standing.title, status, str(standing.step), str(standing.steps))
+    show([table], width=100)
+    if len(unfinished) > _SHOWN:
+        screen.print(f"and {len(unfinished) - _SHOWN} more; --json tells them all", highlight=False)
+
+
+def _complain(message: str) -> None:
+    errors.print(f"largeprompt: {message}", style="red", markup=False, highlight=False, soft_wrap=True)

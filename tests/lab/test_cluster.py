@@ -1,0 +1,308 @@
+"""Sweeps on a real scheduler and real workers on loopback, some of which are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import pytest
+from distributed import Client, KilledWorker
+
+from largeprompt import lab
+from largeprompt.lab import _cluster, _worker
+
+HERE = Path(__file__).parent
+START = {"K": [[1, 0, 0]], "Q": [[1, 0, 0]], "V": [[0, 0, 1]], "O": [[0.5]]}
+SETTINGS = {"L": 4, "d": 2, "attention": "linear", "start": START, "engine": "reference", "record": {"points": 6}}
+SETTINGS |= {"steps": 400, "weight_seed": 0}
+PATIENCE = 120.0
+
+
+def runs_of(*seeds):
+    return lab.runs_from({**SETTINGS, "data_seed": list(seeds)})
+
+
+def until(condition):
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own; `trouble` is the folder through which runs are steered."""
+
+    def __init__(self, folder):
+        self.folder, self.trouble = folder, folder / "trouble"
+        self.trouble.mkdir()
+        compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+        self.environment = {
+            **os.environ,
+            "TROUBLE": str(self.trouble),
+            "JAX_COMPILATION_CACHE_DIR": str(compiled),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": "stand_in_worker",
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        self._processes, self._file = [], folder / "scheduler.json"
+        where = ("--scheduler-file", str(self._file), "--no-dashboard")
+        self._start("-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", *where)
+        self.workers = [self.worker() for _ in range(3)]
+        self.address = until(lambda: json.loads(self._file.read_text() or "{}").get("address"))
+        self.wait_for(self.workers)
+
+    def _start(self, *arguments, **options):
+        with open(self._log(len(self._processes)), "w") as log:
+            command = [sys.executable, *arguments]
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, **options)
+        self._processes.append(process)
+        return process
+
+    def _log(self, n):
+        return self.folder / f"process-{n}.log"
+
+    def worker(self):
+        until(self._file.exists)
+        options = ("--scheduler-file", str(self._file), "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        return self._start("-m", "distributed.cli.dask_worker", *options, "--local-directory", str(self.folder))
+
+    def wait_for(self, workers):
+        """Until these processes have told the scheduler that they are there."""
+        with Client(self.address, set_as_default=False) as client:
+            while not {worker.pid for worker in workers} <= set(
+                dict(cast(Any, client.run(os.getpid, on_error="ignore"))).values()
+            ):
+                for worker in workers:
+                    assert worker.poll() is None, self.said(worker)
+                time.sleep(0.05)
+
+    def driver(self, *arguments, **options):
+        return self._start("-c", "from largeprompt.cli import main; main()", "sweep", *arguments, **options)
+
+    def said(self, process):
+        return self._log(self._processes.index(process)).read_text()
+
+    def begun(self):
+        """Process, seed and step of each beginning, since the last time this was cleared."""
+        file = self.trouble / "begun"
+        return [tuple(map(int, line.split())) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def clear(self):
+        for path in self.trouble.iterdir():
+            path.unlink()
+
+    def open_gate(self):
+        (self.trouble / "gate").touch()
+
+    def close(self):
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def cleared(cluster):
+    cluster.clear()
+
+
+def swept(*arguments, stop=None, **options):
+    """A sweep that does not wait for ever."""
+    stop = stop or threading.Event()
+    limit = threading.Timer(PATIENCE, stop.set)
+    limit.start()
+    try:
+        return lab.sweep_on(*arguments, stop=stop, **options)
+    finally:
+        limit.cancel()
+
+
+def contents(store):
+    """What may not depend on who carried the runs out: all but the account of how the work went."""
+    return {path.name: path.read_bytes() for path in store.folder.iterdir() if path.suffix != ".json"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_sweep_that_loses_a_worker_and_gains_one_gives_the_serial_results_bit_for_bit(cluster, store, tmp_path):
+    runs = runs_of(*range(20, 40), *range(100, 120))
+    serial = lab.Store(tmp_path / "serial")
+    lab.sweep(runs, serial, jobs=1)
+
+    class Killing(lab.SweepWatcher):
+        """Once every worker waits at the gate, one is killed at work and one added; then the gate opens."""
+
+        added = None
+
+        def went_on(self, ended, failed, threads, seconds_left):
+            waiting = {pid: seed for pid, seed, _ in cluster.begun() if seed >= 100}
+            if self.added is None and ended == 20 and len(waiting) == 3:
+                lost = cluster.workers.pop(0)
+                (hash_,) = (run.hash for run in runs if run.data_seed == waiting[lost.pid])
+                until(lambda: store.checkpoint(hash_))
+                lost.send_signal(signal.SIGKILL)
+                self.added = cluster.worker()
+                cluster.workers.append(self.added)
+                cluster.wait_for([self.added])
+                cluster.open_gate()
+
+    watcher = Killing()
+    outcome = swept(runs, store, cluster.address, watcher=watcher, checkpoint_seconds=0.0)
+    assert outcome == (40, 0, 40, ())
+    assert contents(store) == contents(serial)
+    assert len(contents(store)) == 40
+    begun = cluster.begun()
+    again = [(seed, step) for _, seed, step in begun if step > 0]
+    assert len(begun) == 41
+    assert [step >= 100 for _, step in again] == [True]  # that of the lost worker, and from its checkpoint
+    assert sorted(store.log(run.hash)["sittings"] for run in runs) == [1] * 39 + [2]
+    assert watcher.added is not None
+    assert watcher.added.pid in {pid for pid, _, _ in begun}
+    assert swept(runs, store, "tcp://nowhere:1") == (40, 40, 40, ())  # nothing to do: nobody is asked
+
+
+def test_a_run_that_fails_is_reported_and_stops_no_other(cluster, store):
+    runs = runs_of(11, 12, 13, 14)
+    cluster.open_gate()
+    outcome = swept(runs, store, cluster.address)
+    assert outcome == (4, 0, 3, ((runs[2], "RuntimeError: an unlucky run"),))
+    assert [store.finished(run.hash) for run in runs] == [True, True, False, True]
+    assert store.failure(runs[2].hash)["error"] == "RuntimeError: an unlucky run"
+    found = lab.standings(store, [*runs, *runs_of(15)])
+    assert [standing.stage for standing in found] == ["finished", "finished", "failed", "finished", "not begun"]
+    assert found[2].message == "RuntimeError: an unlucky run"
+    assert store.entry(runs[2].hash).status == "failed"
+
+
+def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for_them(cluster, store, tmp_path):
+    runs = runs_of(1, 2, 101, 102)
+    grid = tmp_path / "grid.toml"
+    grid.write_text("\n".join(line for line in lab.as_toml(runs[0]).splitlines() if "data_seed" not in line))
+    grid.write_text("data_seed = [1, 2, 101, 102]\n" + grid.read_text())
+    arguments = (str(grid), "--scheduler", cluster.address, "--store", str(store.folder), "--checkpoint", "0")
+    driver = cluster.driver(*arguments)
+    until(lambda: len(cluster.begun()) == 4 or driver.poll() is not None)
+    until(lambda: len(store.finished_of([run.hash for run in runs])) == 2 or driver.poll() is not None)
+    assert driver.poll() is None, cluster.said(driver)
+    assert [standing.stage for standing in lab.standings(store, runs)] == ["finished"] * 2 + ["running"] * 2
+    driver.kill()
+    driver.wait()
+    assert lab.runs_at_work(cluster.address, lab.Store(tmp_path)) == set()
+    opener = threading.Timer(1.0, cluster.open_gate)
+    opener.start()
+    assert swept(runs, store, cluster.address) == (4, 2, 4, ())
+    opener.join()
+    assert sorted(seed for _, seed, _ in cluster.begun()) == [1, 2, 101, 102]  # none of them twice
+    assert {standing.stage for standing in lab.standings(store)} == {"finished"}
+
+
+def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster, store):
+    runs, stop = runs_of(103, 104, 105, 106, 107), threading.Event()
+
+    class Stopping(lab.SweepWatcher):
+        def went_on(self, ended, failed, threads, seconds_left):
+            if len(cluster.begun()) == 3 and len(lab.runs_at_work(cluster.address, store)) >= 3:
+                stop.set()
+
+    with pytest.raises(lab.Interrupted):
+        swept(runs, store, cluster.address, watcher=Stopping(), stop=stop)
+    stages = [standing.stage for standing in lab.standings(store, runs)]
+    assert stages == ["interrupted"] * 3 + ["not begun"] * 2
+    cluster.open_gate()
+    assert swept(runs, store, cluster.address) == (5, 0, 5, ())
+    assert sorted(step >= 100 for _, _, step in cluster.begun()[3:]) == [False, False, True, True, True]
+
+
+def test_ctrl_c_on_a_local_cluster_says_what_is_kept(cluster, store, tmp_path):
+    (run,) = runs_of(108)
+    grid = tmp_path / "grid.toml"
+    grid.write_text(lab.as_toml(run))
+    arguments = (str(grid), "--store", str(store.folder), "--workers", "1")
+    driver = cluster.driver(*arguments, start_new_session=True)
+    until(lambda: cluster.begun() or driver.poll() is not None)
+    assert driver.poll() is None, cluster.said(driver)
+    time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it: to the workers too
+    assert driver.wait(timeout=PATIENCE) == 130, cluster.said(driver)
+    line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
+    assert cluster.said(driver) == f"{line}; the same command goes on\n"
+    assert store.entry(run.hash).status == "interrupted"
+    assert store.entry(run.hash).step >= 100
+
+
+def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
+    message = r"the worker on \S+ does not see the store memory://here; it must be a folder that all machines share"
+    with pytest.raises(ValueError, match=message):
+        swept(runs_of(1), lab.store_at("memory://here"), cluster.address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://here", "tcp://127.0.0.1:port"])
+def test_a_wrong_scheduler_is_one_line(address, store, monkeypatch):
+    monkeypatch.setattr(_cluster, "_CONNECT_SECONDS", 0.5)
+    with pytest.raises(OSError, match=rf"^no Dask scheduler answers at '{address}': [^\n]*$"):
+        swept(runs_of(1), store, address)
+
+
+def test_without_dask_the_extra_is_named(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match=r"needs Dask: pip install 'largeprompt\[cluster\]'"):
+        swept(runs_of(1), store)
+
+
+def died():
+    worker: Any = SimpleNamespace(address="")
+    return SimpleNamespace(status="error", exception=lambda: KilledWorker("key", worker, 3))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
+    (run,) = runs_of(1)
+    order = _worker.Order(str(store.folder), "session", "mark", 0.0)
+    driver = _cluster._Driver(None, order, store, lab.SweepWatcher(), threading.Event())
+    keys = [driver._key(run)]
+    for goal in (100, 200):
+        stop = threading.Event()
+
+        class StopAt(lab.Watcher):
+            def moved(self, run, step, speed, risk):
+                if step >= goal:  # noqa: B023
+                    stop.set()  # noqa: B023
+
+        with pytest.raises(lab.Interrupted):
+            lab.train(run, store, watcher=StopAt(), stop=stop)
+        assert driver._lost(run, died()) == (True, 0.0)
+        keys.append(driver._key(run))
+    assert len(set(keys)) == 3
+    assert driver._lost(run, died()) == (False, 0.0)
+    assert store.failure(run.hash)["error"].startswith("4 workers died while at it")
+    assert store.entry(run.hash).status == "failed"
+    lab.train(run, store)
+    assert store.failure(run.hash) == {}
+
+
+def test_the_time_left_is_that_of_the_latest_runs_of_each_kind():
+    short, long = runs_of(1, 2, 3), lab.runs_from({**SETTINGS, "data_seed": [1, 2], "steps": 4000})
+    pace = _cluster.Pace([*short, *long])
+    assert pace.left(2) is None
+    pace.ended(short[0], 6.0)
+    assert pace.left(0) is None
+    assert pace.left(2) == pytest.approx((2 * 6.0 + 2 * 60.0) / 2)
+    pace.ended(short[1], 2.0)
+    pace.ended(long[0], 30.0)
+    assert pace.left(1) == pytest.approx(4.0 + 30.0)
