@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import pytest
@@ -37,6 +38,23 @@ def until(condition):
     return found
 
 
+class Process:
+    """A scheduler, a worker or a driver."""
+
+    def __init__(self, pid, log, ended):
+        self.pid, self._log, self._ended = pid, log, ended
+
+    def status(self):
+        """How it ended; None if it has not."""
+        return self._ended.get(self.pid)
+
+    def said(self):
+        return self._log.read_text()
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+
 class Cluster:
     """A scheduler and workers, each a process of its own; `trouble` is the folder through which runs are steered."""
 
@@ -44,7 +62,7 @@ class Cluster:
         self.folder, self.trouble = folder, folder / "trouble"
         self.trouble.mkdir()
         compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-        self.environment = {
+        environment = {
             **os.environ,
             "TROUBLE": str(self.trouble),
             "JAX_COMPILATION_CACHE_DIR": str(compiled),
@@ -54,43 +72,49 @@ class Cluster:
             "DASK_DISTRIBUTED__WORKER__PRELOAD": "stand_in_worker",
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
-        self._processes, self._file = [], folder / "scheduler.json"
-        where = ("--scheduler-file", str(self._file), "--no-dashboard")
-        self._start("-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", *where)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._warm: Any = subprocess.Popen([sys.executable, str(HERE / "warm.py")], env=environment, **pipes)
+        self._processes: list[Process] = []
+        self._ended: dict[int, int] = {}
+        self._born: queue.Queue[int] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        file = folder / "scheduler.json"
+        where = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file), "--no-dashboard")
+        self._start("dask_scheduler", *where)
+        self.address = until(lambda: file.exists() and json.loads(file.read_text() or "{}").get("address"))
         self.workers = [self.worker() for _ in range(3)]
-        self.address = until(lambda: json.loads(self._file.read_text() or "{}").get("address"))
         self.wait_for(self.workers)
 
-    def _start(self, *arguments, **options):
-        with open(self._log(len(self._processes)), "w") as log:
-            command = [sys.executable, *arguments]
-            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, **options)
-        self._processes.append(process)
-        return process
+    def _listen(self):
+        for line in self._warm.stdout:
+            first, *status = map(int, line.split())
+            if status:
+                self._ended[first] = status[0]
+            else:
+                self._born.put(first)
 
-    def _log(self, n):
-        return self.folder / f"process-{n}.log"
+    def _start(self, command, *arguments):
+        log = self.folder / f"process-{len(self._processes)}.log"
+        self._warm.stdin.write(json.dumps({"command": command, "arguments": arguments, "log": str(log)}) + "\n")
+        self._warm.stdin.flush()
+        self._processes.append(Process(self._born.get(timeout=PATIENCE), log, self._ended))
+        return self._processes[-1]
 
     def worker(self):
-        until(self._file.exists)
-        options = ("--scheduler-file", str(self._file), "--nthreads", "1", "--no-nanny", "--no-dashboard")
-        return self._start("-m", "distributed.cli.dask_worker", *options, "--local-directory", str(self.folder))
+        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(self.folder))
+        return self._start("dask_worker", self.address, *options)
+
+    def driver(self, *arguments):
+        return self._start("largeprompt", "sweep", *arguments)
 
     def wait_for(self, workers):
         """Until these processes have told the scheduler that they are there."""
         with Client(self.address, set_as_default=False) as client:
-            while not {worker.pid for worker in workers} <= set(
-                dict(cast(Any, client.run(os.getpid, on_error="ignore"))).values()
-            ):
+            while not {worker.pid for worker in workers} <= set(_answers(client).values()):
                 for worker in workers:
-                    assert worker.poll() is None, self.said(worker)
+                    assert worker.status() is None, worker.said()
                 time.sleep(0.05)
-
-    def driver(self, *arguments, **options):
-        return self._start("-c", "from largeprompt.cli import main; main()", "sweep", *arguments, **options)
-
-    def said(self, process):
-        return self._log(self._processes.index(process)).read_text()
 
     def begun(self):
         """Process, seed and step of each beginning, since the last time this was cleared."""
@@ -106,9 +130,16 @@ class Cluster:
 
     def close(self):
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+            if process.status() is None:
+                process.signal(signal.SIGKILL)
+        self._warm.stdin.close()
+        self._warm.wait(timeout=PATIENCE)
+        self._listener.join(timeout=PATIENCE)
+        self._warm.stdout.close()
+
+
+def _answers(client) -> dict:
+    return client.run(os.getpid, on_error="ignore")
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +165,17 @@ def swept(*arguments, stop=None, **options):
         limit.cancel()
 
 
+def step_of(store, address):
+    checkpoint = store.checkpoint(address)
+    return -1 if checkpoint is None else checkpoint.header["step"]
+
+
+def as_grid(run, seeds):
+    """The run with other seeds, as a file."""
+    lines = [line for line in lab.as_toml(run).splitlines() if not line.startswith("data_seed")]
+    return "\n".join([f"data_seed = {list(seeds)}", *lines])
+
+
 def contents(store):
     """What may not depend on who carried the runs out: all but the account of how the work went."""
     return {path.name: path.read_bytes() for path in store.folder.iterdir() if path.suffix != ".json"}
@@ -155,8 +197,8 @@ def test_a_sweep_that_loses_a_worker_and_gains_one_gives_the_serial_results_bit_
             if self.added is None and ended == 20 and len(waiting) == 3:
                 lost = cluster.workers.pop(0)
                 (hash_,) = (run.hash for run in runs if run.data_seed == waiting[lost.pid])
-                until(lambda: store.checkpoint(hash_))
-                lost.send_signal(signal.SIGKILL)
+                until(lambda: step_of(store, hash_) >= 100)
+                lost.signal(signal.SIGKILL)
                 self.added = cluster.worker()
                 cluster.workers.append(self.added)
                 cluster.wait_for([self.added])
@@ -190,21 +232,34 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(cluster, store):
     assert store.entry(runs[2].hash).status == "failed"
 
 
+def test_the_command_names_the_runs_that_failed_and_tables_the_others(cluster, store, tmp_path):
+    runs = runs_of(3, 13)
+    grid = tmp_path / "grid.toml"
+    grid.write_text(as_grid(runs[0], [3, 13]))
+    driver = cluster.driver(str(grid), "--scheduler", cluster.address, "--store", str(store.folder))
+    assert until(lambda: driver.status() is not None) is True
+    assert driver.status() == 1, driver.said()
+    said = driver.said()
+    assert "best linear" in said
+    assert f"1 of 2 runs are finished, 0 were before; they are in {store.folder}\n" in said
+    title = f"largeprompt: run {runs[1].hash[:12]} ({runs[1].title}) failed: RuntimeError: an unlucky run"
+    assert said.splitlines()[-1] == title
+
+
 def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for_them(cluster, store, tmp_path):
     runs = runs_of(1, 2, 101, 102)
     grid = tmp_path / "grid.toml"
-    grid.write_text("\n".join(line for line in lab.as_toml(runs[0]).splitlines() if "data_seed" not in line))
-    grid.write_text("data_seed = [1, 2, 101, 102]\n" + grid.read_text())
+    grid.write_text(as_grid(runs[0], [1, 2, 101, 102]))
     arguments = (str(grid), "--scheduler", cluster.address, "--store", str(store.folder), "--checkpoint", "0")
     driver = cluster.driver(*arguments)
-    until(lambda: len(cluster.begun()) == 4 or driver.poll() is not None)
-    until(lambda: len(store.finished_of([run.hash for run in runs])) == 2 or driver.poll() is not None)
-    assert driver.poll() is None, cluster.said(driver)
+    until(lambda: len(cluster.begun()) == 4 or driver.status() is not None)
+    until(lambda: len(store.finished_of([run.hash for run in runs])) == 2 or driver.status() is not None)
+    assert driver.status() is None, driver.said()
     assert [standing.stage for standing in lab.standings(store, runs)] == ["finished"] * 2 + ["running"] * 2
-    driver.kill()
-    driver.wait()
+    driver.signal(signal.SIGKILL)
+    assert until(driver.status) == -signal.SIGKILL
     assert lab.runs_at_work(cluster.address, lab.Store(tmp_path)) == set()
-    opener = threading.Timer(1.0, cluster.open_gate)
+    opener = threading.Timer(0.5, cluster.open_gate)
     opener.start()
     assert swept(runs, store, cluster.address) == (4, 2, 4, ())
     opener.join()
@@ -216,14 +271,19 @@ def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster
     runs, stop = runs_of(103, 104, 105, 106, 107), threading.Event()
 
     class Stopping(lab.SweepWatcher):
+        at_work = frozenset()
+
         def went_on(self, ended, failed, threads, seconds_left):
-            if len(cluster.begun()) == 3 and len(lab.runs_at_work(cluster.address, store)) >= 3:
+            if sum(step_of(store, run.hash) >= 100 for run in runs) == 3:
+                self.at_work = lab.runs_at_work(cluster.address, store)
                 stop.set()
 
+    watcher = Stopping()
     with pytest.raises(lab.Interrupted):
-        swept(runs, store, cluster.address, watcher=Stopping(), stop=stop)
+        swept(runs, store, cluster.address, watcher=watcher, stop=stop, checkpoint_seconds=0.0)
     stages = [standing.stage for standing in lab.standings(store, runs)]
     assert stages == ["interrupted"] * 3 + ["not begun"] * 2
+    assert {run.hash for run in runs[:3]} <= watcher.at_work
     cluster.open_gate()
     assert swept(runs, store, cluster.address) == (5, 0, 5, ())
     assert sorted(step >= 100 for _, _, step in cluster.begun()[3:]) == [False, False, True, True, True]
@@ -233,15 +293,14 @@ def test_ctrl_c_on_a_local_cluster_says_what_is_kept(cluster, store, tmp_path):
     (run,) = runs_of(108)
     grid = tmp_path / "grid.toml"
     grid.write_text(lab.as_toml(run))
-    arguments = (str(grid), "--store", str(store.folder), "--workers", "1")
-    driver = cluster.driver(*arguments, start_new_session=True)
-    until(lambda: cluster.begun() or driver.poll() is not None)
-    assert driver.poll() is None, cluster.said(driver)
-    time.sleep(0.1)
+    arguments = (str(grid), "--store", str(store.folder), "--workers", "1", "--checkpoint", "0")
+    driver = cluster.driver(*arguments)
+    until(lambda: step_of(store, run.hash) >= 100 or driver.status() is not None)
+    assert driver.status() is None, driver.said()
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it: to the workers too
-    assert driver.wait(timeout=PATIENCE) == 130, cluster.said(driver)
+    assert until(driver.status) == 130, driver.said()
     line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
-    assert cluster.said(driver) == f"{line}; the same command goes on\n"
+    assert driver.said() == f"{line}; the same command goes on\n"
     assert store.entry(run.hash).status == "interrupted"
     assert store.entry(run.hash).step >= 100
 

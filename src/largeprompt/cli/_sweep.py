@@ -106,6 +106,7 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
 def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", scheduler: str | None, as_json: bool) -> None:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from largeprompt import lab
 
@@ -129,7 +130,8 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
         table.add_column(name)
     for standing in unfinished[:_SHOWN]:
         status = f"failed: {standing.message}" if standing.stage == "failed" else standing.stage
-        table.add_row(standing.address[:12], standing.title, status, str(standing.step), str(standing.steps))
+        cells = (standing.address[:12], standing.title, status, str(standing.step), str(standing.steps))
+        table.add_row(*map(Text, cells))
     show([table], width=100)
     if len(unfinished) > _SHOWN:
         screen.print(f"and {len(unfinished) - _SHOWN} more; --json tells them all", highlight=False)

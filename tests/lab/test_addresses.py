@@ -1,0 +1,163 @@
+"""Results at addresses of fsspec: found again, resumed, set aside and listed as in a folder."""
+
+import dataclasses
+import pickle
+import sys
+import threading
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from largeprompt import lab
+
+pytestmark = pytest.mark.usefixtures("quick")
+RUN = lab.Run(L=4, d=2, attention="linear", rate=1e-2, steps=300, record=lab.Record(points=12))
+
+
+class Plain(MemoryFileSystem):
+    """A kind of which nothing is known: half-written objects must be expected."""
+
+    protocol = "plain"
+    store, pseudo_dirs = {}, [""]
+
+
+fsspec.register_implementation("plain", Plain, clobber=True)
+
+
+@pytest.fixture(params=["memory://runs", "plain://deep/runs/"])
+def remote(request):
+    yield lab.store_at(request.param)
+    for kind in (MemoryFileSystem, Plain):
+        kind.store.clear()
+        kind.pseudo_dirs[:] = [""]
+
+
+class Stopping(lab.Watcher):
+    def __init__(self):
+        self.stop, self.messages = threading.Event(), []
+
+    def moved(self, run, step, speed, risk):
+        if step >= 150:
+            self.stop.set()
+
+    def noticed(self, message):
+        self.messages.append(message)
+
+
+def interrupted(store):
+    watcher = Stopping()
+    with pytest.raises(lab.Interrupted):
+        lab.train(RUN, store, watcher=watcher, stop=watcher.stop)
+
+
+def test_a_result_at_an_address_is_the_bytes_of_one_in_a_folder(remote, store):
+    kept = lab.train(RUN, store)
+    assert lab.train(RUN, remote).identical(kept)
+    assert remote._read(f"{RUN.hash}.nc") == store.path(RUN.hash).read_bytes()
+    assert lab.train(RUN, remote).identical(kept)
+    assert remote.log(RUN.hash)["sittings"] == 1
+    assert sorted(remote._names()) == [f"{RUN.hash}.json", f"{RUN.hash}.nc"]
+
+
+def test_an_interrupted_run_at_an_address_goes_on_from_its_checkpoint(remote, store):
+    interrupted(remote)
+    entry = remote.entry(RUN.hash)
+    assert (entry.status, entry.run) == ("begun", RUN.resolved)  # nobody can tell whether someone is at it
+    assert entry.step >= 150
+    (standing,) = lab.standings(remote, [RUN], at_work=set())
+    assert (standing.stage, standing.step) == ("interrupted", entry.step)
+    assert lab.standings(remote, [RUN], at_work={RUN.hash})[0].stage == "running"
+    assert lab.train(RUN, remote).identical(lab.train(RUN, store))
+    assert remote.log(RUN.hash)["sittings"] == 2
+    assert not remote.has_checkpoint(RUN.hash)
+
+
+@pytest.mark.parametrize("kind", ["nc", "checkpoint"])
+def test_a_damaged_object_is_named_and_set_aside(remote, kind):
+    interrupted(remote)
+    if kind == "nc":
+        lab.train(RUN, remote)
+    name = f"{RUN.hash}.{kind}"
+    content = remote._read(name)
+    for n in (1, 2):
+        remote._write(name, content[:-50])
+        watcher = Stopping()
+        lab.train(RUN, remote, watcher=watcher)
+        (message,) = watcher.messages
+        assert f"{remote.location}/{name} is damaged" in message
+        assert f"kept as {name}.damaged-{n}" in message
+        if kind == "checkpoint":
+            remote._delete(f"{RUN.hash}.nc")
+    assert remote._read(f"{name}.damaged-1") == content[:-50]
+
+
+def test_runs_at_an_address_are_listed_found_and_removed(remote):
+    assert remote.addresses() == []
+    runs = [dataclasses.replace(RUN, steps=n) for n in (0, 1)]
+    lab.sweep(runs, remote)
+    hashes = sorted(run.hash for run in runs)
+    assert remote.addresses() == hashes
+    assert remote.finished_of([*hashes, "0" * 64]) == set(hashes)
+    assert remote.finished_of([*hashes, *(f"{n:064}" for n in range(2000))]) == set(hashes)  # by one listing
+    assert remote.find(hashes[0][:20]) == hashes[0]
+    remote.remove(hashes[0])
+    assert list(remote._names()) == [f"{hashes[1]}.json", f"{hashes[1]}.nc"]
+
+
+def test_a_failure_is_kept_until_there_is_a_result(remote):
+    remote.fail(RUN, "RuntimeError: no", "a machine")
+    assert remote.entry(RUN.hash).status == "failed"
+    assert lab.counted(lab.standings(remote)) == {"failed": 1}
+    lab.train(RUN, remote)
+    assert remote.failure(RUN.hash) == {}
+    assert lab.counted(lab.standings(remote)) == {"finished": 1}
+
+
+def test_a_store_travels_as_its_place(remote, tmp_path, monkeypatch):
+    lab.train(RUN, remote)
+    assert pickle.loads(pickle.dumps(remote)).finished(RUN.hash)
+    monkeypatch.chdir(tmp_path)
+    there = pickle.dumps(lab.Store("here"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(there).folder == tmp_path / "here"
+
+
+def test_what_is_no_address_is_a_folder(tmp_path, monkeypatch):
+    assert lab.store_at(tmp_path).location == str(tmp_path)
+    kept = lab.store_at(f"file://{tmp_path}/a")
+    assert isinstance(kept, lab.Store)
+    assert kept.folder == tmp_path / "a"
+    monkeypatch.setenv("LARGEPROMPT_STORE", "memory://there")
+    assert lab.store_at().location == "memory://there"
+    with pytest.raises(ValueError, match=r"the store is 'memory://there'; it must be a folder here"):
+        lab.Store()
+    with pytest.raises(ValueError, match=r"a folder as an address is file:///absolute/path"):
+        lab.store_at("file://runs")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"), [("nonsense://runs", "Protocol not known: nonsense"), ("s3://bucket/runs", "s3fs")]
+)
+def test_an_address_of_an_unknown_kind_is_one_line(address, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises((ValueError, OSError), match=message):
+        lab.store_at(address)
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ValueError, match=r"addresses need fsspec: pip install 'largeprompt\[cluster\]'"):
+        lab.store_at("memory://runs")
+
+
+def test_errors_of_a_service_are_errors_of_reading_and_writing(remote, monkeypatch):
+    class Odd(Exception):
+        pass
+
+    def refuse(*_, **__):
+        raise Odd("no credentials\nsecond line")
+
+    monkeypatch.setattr(type(remote._files), "cat_file", refuse)
+    with pytest.raises(OSError, match=r"^\w+://.*runs: Odd: no credentials$"):
+        remote.checkpoint(RUN.hash)
