@@ -2,7 +2,8 @@ from typing import Literal, get_args
 
 from largeprompt.dynamics import AbstractTrainer, Layers, ReferenceTrainer, Training
 
-from ._fused import FusedTrainer, refusal
+from ._form import refusal
+from ._fused import FusedTrainer
 
 Engine = Literal["auto", "fused", "reference"]
 

@@ -5,14 +5,13 @@ exponent handled in the bits: no tables, no branches. 2^x is good to 3e-7 relati
 """
 
 import math
-from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
+
+from ._target import as_bits, from_bits
+from ._target import tuned as with_widest_vectors  # noqa: F401
 
 f32, u32, i32 = np.float32, np.uint32, np.int32
 
@@ -45,39 +44,6 @@ _SIGN, _MANTISSA, _ONE = u32(0x80000000), u32(0x7FFFFF), u32(0x3F800000)
 _ROUNDER = f32(1.5 * 2**23)  # a float32 near this is a whole number
 
 
-def _as_bits(context, x):
-    """The bits of a float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-def _from_bits(context, bits):
-    """The float32 of given bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-def _with_widest_vectors(context):
-    """Asks LLVM for the machine's widest vectors in the function that calls this; by default it halves them."""
-
-    def generate(context, builder, signature, arguments):
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
-        return context.get_dummy_value()
-
-    return types.none(), generate
-
-
-as_bits: Any = intrinsic(_as_bits)
-from_bits: Any = intrinsic(_from_bits)
-with_widest_vectors: Any = intrinsic(_with_widest_vectors)
-
-
 @scalar
 def exp2(x):
     """2^x for x up to 127, relative error below 3e-7; below -126 it stays at 2^-126."""
@@ -98,7 +64,7 @@ def two_normals(radial, angular):
     bits = as_bits(f32(radial) + f32(0.5))
     t = from_bits((bits & _MANTISSA) | _ONE) - f32(1.5)
     of_t = _L0 + t * (_L1 + t * (_L2 + t * (_L3 + t * (_L4 + t * (_L5 + t * (_L6 + t * _L7))))))
-    radius = np.sqrt(of_t - _LN2 * f32(i32(bits >> u32(23)) - _BIAS))
+    radius = math.sqrt(of_t - _LN2 * f32(i32(bits >> u32(23)) - _BIAS))
     radius = from_bits(as_bits(radius) ^ (angular & _SIGN))
     t = from_bits((angular & _MANTISSA) | _ONE) - f32(1.5)
     q = t * t

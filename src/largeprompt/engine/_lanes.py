@@ -1,19 +1,21 @@
-"""Arithmetic on many prompts at once: a *row* is one number of each of `LANES` prompts, an array is a stack of rows.
+"""Arithmetic on many prompts at once: a *row* is one number of each of `lanes()` prompts, an array is a stack of rows.
 
 Prompts as lanes, not tokens: then a prompt of ten tokens keeps the processor's vectors as busy as one of a thousand,
-and no sum runs across a vector. The rows of a D-vector follow one another. Offsets are constants times `LANES`, so that
-the compiler sees which rows are apart.
+and no sum runs across a vector. The rows of a D-vector follow one another. Offsets are constants times `lanes()`, so
+that the compiler sees which rows are apart.
 """
+
+import math
 
 import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ._elementary import FASTMATH, two_normals, with_widest_vectors
+from ._elementary import FASTMATH, two_normals
 from ._philox import philox
+from ._target import LANES, lanes, tuned
 
 f32, u32 = np.float32, np.uint32
-LANES = 64
 
 on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
 # For what only calls such functions: made part of its caller before LLVM sees it, or all below would be compiled again.
@@ -43,15 +45,15 @@ def rows(n: int, dtype: DTypeLike = np.float32) -> np.ndarray:
 @numba.njit(forceinline=True)
 def row(r, j):
     """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
-    return np.uintp(r * LANES + j)
+    return np.uintp(r * lanes() + j)
 
 
 @on_lanes
 def fill_normals(out, start, n, prompt, step, stream, k0, k1):
     """Rows from `start` as the normals of a stream; `start` is a multiple of four, and n is rounded up to one."""
-    with_widest_vectors()
+    tuned()
     for index in range(start // 4, (start + n + 3) // 4):
-        for j in range(LANES):
+        for j in range(lanes()):
             a, b, c, d = philox(u32(index), u32(prompt + j), step, stream, k0, k1)
             g, h = two_normals(a, b)
             out[row(4 * index, j)] = g
@@ -64,47 +66,46 @@ def fill_normals(out, start, n, prompt, step, stream, k0, k1):
 @on_lanes
 def dot(a, ra, b, rb, n, out, ro):
     """Row `ro` of out = Σ_i a_i b_i over n rows."""
-    with_widest_vectors()
+    tuned()
     dot_strided(a, ra, 1, b, rb, 1, n, out, ro)
 
 
 @on_lanes
 def dot_strided(a, ra, sa, b, rb, sb, n, out, ro):
     """Row `ro` of out = Σ_i a_i b_i over n rows, those of a and b `sa` and `sb` apart."""
-    with_widest_vectors()
-    for j in range(LANES):
+    tuned()
+    for j in range(lanes()):
         out[row(ro, j)] = f32(0)
     for i in range(n):
-        for j in range(LANES):
+        for j in range(lanes()):
             out[row(ro, j)] += a[row(ra + i * sa, j)] * b[row(rb + i * sb, j)]
 
 
 @on_lanes
 def add_multiple(out, ro, factor, rf, a, ra, n):
     """Rows of out += factor · rows of a."""
-    with_widest_vectors()
+    tuned()
     for i in range(n):
-        for j in range(LANES):
+        for j in range(lanes()):
             out[row(ro + i, j)] += factor[row(rf, j)] * a[row(ra + i, j)]
 
 
 @on_lanes
 def subtract_multiple(out, ro, factor, rf, a, ra, n):
     """Rows of out -= factor · rows of a."""
-    with_widest_vectors()
+    tuned()
     for i in range(n):
-        for j in range(LANES):
+        for j in range(lanes()):
             out[row(ro + i, j)] -= factor[row(rf, j)] * a[row(ra + i, j)]
 
 
 @on_lanes
-def apply(matrix, a, ra, n, out, ro):
-    """Rows of out = a matrix, the same for all lanes, times n rows of a: four rows of out and four of a at a time."""
-    with_widest_vectors()
-    m = matrix.shape[0]
+def apply(matrix, m, a, ra, n, out, ro):
+    """m rows of out = a matrix, the same for all lanes, times n rows of a: four of out and four of a at a time."""
+    tuned()
     i = 0
     while i + 4 <= m:
-        for j in range(4 * LANES):
+        for j in range(4 * lanes()):
             out[row(ro + i, j)] = f32(0)
         k = 0
         while k + 4 <= n:
@@ -113,7 +114,7 @@ def apply(matrix, a, ra, n, out, ro):
             t, u, v, w = b[1, 0], b[1, 1], b[1, 2], b[1, 3]
             e, f, g, h = b[2, 0], b[2, 1], b[2, 2], b[2, 3]
             c, d, y, z = b[3, 0], b[3, 1], b[3, 2], b[3, 3]
-            for j in range(LANES):
+            for j in range(lanes()):
                 x0, x1 = a[row(ra + k, j)], a[row(ra + k + 1, j)]
                 x2, x3 = a[row(ra + k + 2, j)], a[row(ra + k + 3, j)]
                 out[row(ro + i, j)] += p * x0 + q * x1 + r * x2 + s * x3
@@ -124,15 +125,15 @@ def apply(matrix, a, ra, n, out, ro):
         for o in range(i, i + 4):
             for rest in range(k, n):
                 p = matrix[o, rest]
-                for j in range(LANES):
+                for j in range(lanes()):
                     out[row(ro + o, j)] += p * a[row(ra + rest, j)]
         i += 4
     for o in range(i, m):
-        for j in range(LANES):
+        for j in range(lanes()):
             out[row(ro + o, j)] = f32(0)
         for k in range(n):
             p = matrix[o, k]
-            for j in range(LANES):
+            for j in range(lanes()):
                 out[row(ro + o, j)] += p * a[row(ra + k, j)]
 
 
@@ -143,36 +144,36 @@ def orthonormalise(columns, first, count, D, E, R, stride, work):
     Column c is Σ_i R[i, c] E_i. A column that depends on those before it, to rounding, gets E = 0: then it adds no
     direction, and what is drawn across the span covers it. Twice, since once leaves float32 rounding in the span.
     """
-    with_widest_vectors()
+    tuned()
     for c in range(first, first + count):
         dot(columns, c * D, columns, c * D, D, work, 0)
         for i in range(D):
-            for j in range(LANES):
+            for j in range(lanes()):
                 E[row(c * D + i, j)] = columns[row(c * D + i, j)]
-        for i in range(c):
-            for j in range(LANES):
+        for i in range(stride):
+            for j in range(lanes()):
                 R[row(i * stride + c, j)] = f32(0)
         for _ in range(2):
             for i in range(c):
                 dot(E, i * D, E, c * D, D, work, 1)
                 subtract_multiple(E, c * D, work, 1, E, i * D, D)
-                for j in range(LANES):
+                for j in range(lanes()):
                     R[row(i * stride + c, j)] += work[row(1, j)]
         dot(E, c * D, E, c * D, D, work, 1)
-        for j in range(LANES):
-            size = np.sqrt(work[row(1, j)])
+        for j in range(lanes()):
+            size = math.sqrt(work[row(1, j)])
             there = work[row(1, j)] > f32(1e-10) * work[row(0, j)]
             R[row(c * stride + c, j)] = size if there else f32(0)
             work[row(2, j)] = f32(1) / size if there else f32(0)
         for i in range(D):
-            for j in range(LANES):
+            for j in range(lanes()):
                 E[row(c * D + i, j)] *= work[row(2, j)]
 
 
 @on_lanes
 def remove_span(vectors, start, count, D, E, first, last, work):
     """Project `count` D-vectors from the `start`-th on off the span of E_first … E_last-1."""
-    with_widest_vectors()
+    tuned()
     for v in range(start, start + count):
         for c in range(first, last):
             dot(E, c * D, vectors, v * D, D, work, 0)

@@ -7,13 +7,14 @@ threads, on pieces, on an interruption, or on who draws it. Plain scalar functio
 import numpy as np
 
 from ._elementary import scalar
+from ._target import wide_product, xor
 
 u32, u64 = np.uint32, np.uint64
 
 # What a number is for. A stream of its own for each purpose lets runs that share a purpose share the numbers.
 INSTANCE, TOKENS, ACROSS, BELOW_DIAGONAL, CHI = (u32(stream) for stream in range(5))
 
-_MULTIPLIERS = u64(0xD2511F53), u64(0xCD9E8D57)
+_FIRST, _SECOND = u32(0xD2511F53), u32(0xCD9E8D57)
 _WEYL = u32(0x9E3779B9), u32(0xBB67AE85)
 # The fewest with which the authors saw no failure in TestU01's BigCrush. Three more, the usual margin, would cost a
 # fifth of the time of a token.
@@ -25,13 +26,9 @@ _LOW = u64(0xFFFFFFFF)
 def philox(c0, c1, c2, c3, k0, k1):
     """Four words of 32 bits for the counter (c0, c1, c2, c3) under the key (k0, k1)."""
     for _ in range(_ROUNDS):
-        first, second = u64(c0) * _MULTIPLIERS[0], u64(c2) * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            u32(second >> u64(32)) ^ c1 ^ k0,
-            u32(second),
-            u32(first >> u64(32)) ^ c3 ^ k1,
-            u32(first),
-        )
+        high, low = wide_product(c0, _FIRST)
+        above, below = wide_product(c2, _SECOND)
+        c0, c1, c2, c3 = xor(above, c1, k0), below, xor(high, c3, k1), low
         k0, k1 = u32(k0 + _WEYL[0]), u32(k1 + _WEYL[1])
     return c0, c1, c2, c3
 
@@ -45,8 +42,8 @@ def philox_pairs(c0, c1, c2, c3, k0, k1):
     """
     a, b, c, d = u64(c0), u64(c1), u64(c2), u64(c3)
     for _ in range(_ROUNDS - 1):
-        first, second = (a & _LOW) * _MULTIPLIERS[0], (c & _LOW) * _MULTIPLIERS[1]
+        first, second = (a & _LOW) * u64(_FIRST), (c & _LOW) * u64(_SECOND)
         a, b, c, d = (second >> u64(32)) ^ b ^ u64(k0), second, (first >> u64(32)) ^ d ^ u64(k1), first
         k0, k1 = u32(k0 + _WEYL[0]), u32(k1 + _WEYL[1])
-    first, second = (a & _LOW) * _MULTIPLIERS[0], (c & _LOW) * _MULTIPLIERS[1]
+    first, second = (a & _LOW) * u64(_FIRST), (c & _LOW) * u64(_SECOND)
     return second ^ ((b ^ u64(k0)) << u64(32)), first ^ ((d ^ u64(k1)) << u64(32))

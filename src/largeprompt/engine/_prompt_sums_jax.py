@@ -52,6 +52,10 @@ def _of_type(dtype) -> Any:
     return functools.partial(jnp.asarray, dtype=dtype)
 
 
+def _halves(product):
+    return (product >> jnp.uint64(32)).astype(u32), product.astype(u32)
+
+
 _AS_ARRAYS: dict[str, Any] = {
     "f32": _of_type(f32),
     "i32": _of_type(jnp.int32),
@@ -59,6 +63,8 @@ _AS_ARRAYS: dict[str, Any] = {
     "u64": _of_type(jnp.uint64),
     "as_bits": lambda x: jax.lax.bitcast_convert_type(x, u32),
     "from_bits": lambda bits: jax.lax.bitcast_convert_type(bits, f32),
+    "wide_product": lambda a, b: _halves(jnp.asarray(a, jnp.uint64) * jnp.asarray(b, jnp.uint64)),
+    "xor": lambda a, b, c: a ^ b ^ c,
     "math": jnp,
     "np": jnp,
 }

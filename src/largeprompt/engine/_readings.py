@@ -13,11 +13,12 @@ $\Xi\Xi^\top$ plus a Wishart matrix of $L - 2m$ degrees. With no softmax head, m
 left.
 """
 
+import math
+
 import numpy as np
 
-from ._elementary import exp2, with_widest_vectors
+from ._elementary import exp2
 from ._lanes import (
-    LANES,
     add_multiple,
     assembled,
     dot,
@@ -29,6 +30,7 @@ from ._lanes import (
     row,
 )
 from ._philox import ACROSS, TOKENS
+from ._target import lanes, tuned
 from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
 from ._wishart import bartlett
 
@@ -41,12 +43,12 @@ def coefficients(m, sums, products, gram):
 
     2m by 2m, coefficients before coordinates, the lower half filled; without `products` all but the square of the g.
     """
-    with_widest_vectors()
+    tuned()
     n = 2 * m
     xg, xx, gg = m, m + m * m, m + 2 * m * m
     for h in range(m // 2):
         for other in range(h + 1):
-            for j in range(LANES):
+            for j in range(lanes()):
                 Z, Zo = sums[row(2 * h, j)], sums[row(2 * other, j)]
                 f, fo = sums[row(2 * h + 1, j)] / Z, sums[row(2 * other + 1, j)] / Zo
                 scale = 1.0 / (Z * Zo)
@@ -58,7 +60,7 @@ def coefficients(m, sums, products, gram):
                 gram[row(to + n, j)] = scale * (pa - f * aa)
                 gram[row(to + n + 1, j)] = scale * (pp - fo * pa - f * ap + f * fo * aa)
         for i in range(m):
-            for j in range(LANES):
+            for j in range(lanes()):
                 Z = sums[row(2 * h, j)]
                 f = sums[row(2 * h + 1, j)] / Z
                 at, to = xg + 2 * h * m + i, (m + i) * n + 2 * h
@@ -68,42 +70,42 @@ def coefficients(m, sums, products, gram):
     if products:
         for i in range(m):
             for k in range(i + 1):
-                for j in range(LANES):
+                for j in range(lanes()):
                     gram[row((m + i) * n + m + k, j)] = sums[row(gg + i * m + k, j)]
 
 
 @on_lanes
 def cholesky(gram, n, stride, root):
     """The lower triangular root of n by n Gram matrices; a pivot that rounding made negative counts as 0."""
-    with_widest_vectors()
+    tuned()
     for c in range(n):
         for i in range(c + 1):
             at = c * stride + i
-            for j in range(LANES):
+            for j in range(lanes()):
                 root[row(at, j)] = gram[row(at, j)]
             for k in range(i):
-                for j in range(LANES):
+                for j in range(lanes()):
                     root[row(at, j)] -= root[row(c * stride + k, j)] * root[row(i * stride + k, j)]
             if i < c:
-                for j in range(LANES):
+                for j in range(lanes()):
                     pivot = root[row(i * stride + i, j)]
                     root[row(at, j)] = root[row(at, j)] / pivot if pivot > 0.0 else 0.0
             else:
-                for j in range(LANES):
-                    root[row(at, j)] = np.sqrt(max(root[row(at, j)], 0.0))
+                for j in range(lanes()):
+                    root[row(at, j)] = math.sqrt(max(root[row(at, j)], 0.0))
 
 
 @on_lanes
 def _as_float32(a, n, out):
-    with_widest_vectors()
-    for k in range(n * LANES):
+    tuned()
+    for k in range(n * lanes()):
         out[k] = f32(a[k])
 
 
 @on_lanes
 def _clear(y, n):
-    with_widest_vectors()
-    for k in range(n * LANES):
+    tuned()
+    for k in range(n * lanes()):
         y[k] = f32(0)
 
 
@@ -115,6 +117,12 @@ def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
         sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
     else:
         sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
+    readings_from_sums(D, m, products, w, prompt, step, k0, k1)
+
+
+@assembled
+def readings_from_sums(D, m, products, w, prompt, step, k0, k1):
+    """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
     cholesky(w.gram64, across, 2 * m, w.root64)
@@ -137,25 +145,23 @@ def linear_readings(L, D, m, shared, w, prompt, step, k0, k1):
     Their columns come after the shared ones in `w.columns`, and so do their directions in `w.E`.
     """
     n, across = shared + m, 2 * shared
-    degrees = L - across
-    r = min(m, degrees)
     orthonormalise(w.columns, shared, m, D, w.E, w.R, n, w.work)
-    bartlett(degrees, m, w.T, w.below, prompt, step, k0, k1)
-    fill_normals(w.xi, across * D, r * D, prompt, step, ACROSS, k0, k1)
-    remove_span(w.xi, across, r, D, w.E, 0, n, w.work)
+    bartlett(L - across, m, w.T, w.below, prompt, step, k0, k1)
+    fill_normals(w.xi, across * D, m * D, prompt, step, ACROSS, k0, k1)
+    remove_span(w.xi, across, m, D, w.E, 0, n, w.work)
     _clear(w.linear, m * D)
     for c in range(m):
         column = shared + c
-        for i in range(r):  # (Tᵀ R_c)_i, along the i-th direction across everything
+        for i in range(m):  # (Tᵀ R_c)_i, along the i-th direction across everything
             dot_strided(w.T, i * m + i, m, w.R, (shared + i) * n + column, n, m - i, w.work, i)
             add_multiple(w.linear, c * D, w.work, i, w.xi, (across + i) * D, D)
-        for i in range(m if r else 0):  # (T Tᵀ R_c)_i, along the i-th direction of the heads' own
-            dot(w.T, i * m, w.work, 0, min(i + 1, r), w.work, m)
+        for i in range(m):  # (T Tᵀ R_c)_i, along the i-th direction of the heads' own
+            dot(w.T, i * m, w.work, 0, i + 1, w.work, m)
             add_multiple(w.linear, c * D, w.work, m, w.E, (shared + i) * D, D)
     if shared:
         _add_shared(D, m, shared, w)
     scale = f32(1.0 / L)
-    for k in range(m * D * LANES):
+    for k in range(m * D * lanes()):
         w.linear[k] *= scale
 
 
@@ -198,7 +204,7 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
     for c in range(linear):
         for l in range(L):
             dot(w.tokens, l * D, w.columns, (softmax + c) * D, D, w.work, 0)
-            for j in range(LANES):
+            for j in range(lanes()):
                 w.work[j] /= f32(L)
             add_multiple(w.linear, c * D, w.work, 0, w.tokens, l * D, D)
 
@@ -206,33 +212,33 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
 @on_lanes
 def _weights(L, S, work):
     """Scores and values, L rows each, become the weights a and the coefficients a (f - Σ a f)."""
-    with_widest_vectors()
-    for j in range(LANES):
+    tuned()
+    for j in range(lanes()):
         work[j] = S[j]
     for l in range(1, L):
-        for j in range(LANES):
+        for j in range(lanes()):
             work[j] = max(work[j], S[row(l, j)])
-    for j in range(LANES):
+    for j in range(lanes()):
         work[row(1, j)] = f32(0)
         work[row(2, j)] = f32(0)
     for l in range(L):
-        for j in range(LANES):
+        for j in range(lanes()):
             weight = exp2(LOG2_E * (S[row(l, j)] - work[j]))
             S[row(l, j)] = weight
             work[row(1, j)] += weight
     for l in range(L):
-        for j in range(LANES):
+        for j in range(lanes()):
             S[row(l, j)] /= work[row(1, j)]
             work[row(2, j)] += S[row(l, j)] * S[row(L + l, j)]
     for l in range(L):
-        for j in range(LANES):
+        for j in range(lanes()):
             S[row(L + l, j)] = S[row(l, j)] * (S[row(L + l, j)] - work[row(2, j)])
 
 
 @assembled
 def infinite_readings(D, softmax, linear, w):
     """The readings off the law of the tokens: the columns themselves, for softmax and linear heads alike."""
-    for k in range(softmax * D * LANES):
+    for k in range(softmax * D * lanes()):
         w.softmax[k] = w.columns[k]
-    for k in range(linear * D * LANES):
-        w.linear[k] = w.columns[np.uintp(softmax * D * LANES + k)]
+    for k in range(linear * D * lanes()):
+        w.linear[k] = w.columns[np.uintp(softmax * D * lanes() + k)]

@@ -8,26 +8,24 @@ g_ig_{i'}$. Sums of float32 are carried over to float64 every few hundred tokens
 
 import math
 
-import numba
 import numpy as np
 
-from ._elementary import FASTMATH, LARGEST_NORMAL, exp2, two_normals, with_widest_vectors
+from ._elementary import LARGEST_NORMAL, exp2, scalar, two_normals
 from ._lanes import LANES, assembled, on_lanes, row
 from ._philox import TOKENS, philox, philox_pairs
+from ._target import lanes, tuned
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 LOG2_E = f32(math.log2(math.e))
 _LARGEST_EXPONENT = 110.0  # of two: float32 ends at 127, and a sum or a value may be large too
 _LARGEST_VALUE = f32(100)  # the square of a value's size up to which that margin does
-_CHUNK = 256  # pairs of tokens
+CHUNK = 256  # pairs of tokens
 _SUMS = 11
 _APART = LANES  # the products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
 WIDE = 2 * LANES
 
-inlined = numba.njit(forceinline=True, fastmath=FASTMATH, error_model="numpy")
 
-
-@inlined
+@scalar
 def sums_of(m):
     """How many sums m columns have: X, x·g, x·x and g·g, whole square matrices for plain indexing."""
     return m + 3 * m * m
@@ -39,11 +37,11 @@ def must_shift(R, m, stride):
 
     Then scores are taken from their maximum.
     """
-    with_widest_vectors()
+    tuned()
     limit = f32((_LARGEST_EXPONENT / (2 * LOG2_E * LARGEST_NORMAL)) ** 2 / m)
     for c in range(m):
         largest = limit if c % 2 == 0 else _LARGEST_VALUE
-        for j in range(LANES):
+        for j in range(lanes()):
             square = f32(0)
             for i in range(m):
                 square += R[row(i * stride + c, j)] ** 2
@@ -55,9 +53,9 @@ def must_shift(R, m, stride):
 @on_lanes
 def _carry(S, first, count, sums):
     """Add `count` rows of float32 sums to the float64 ones, and clear them."""
-    with_widest_vectors()
+    tuned()
     for i in range(count):
-        for j in range(LANES):
+        for j in range(lanes()):
             sums[row(i, j)] += S[row(first + i, j)]
             S[row(first + i, j)] = f32(0)
 
@@ -65,7 +63,7 @@ def _carry(S, first, count, sums):
 @on_lanes
 def _bits(index, bits, other, prompt, step, k0, k1):
     """The four words of a counter for each lane: those of one token in even places, of the next in odd ones."""
-    with_widest_vectors()
+    tuned()
     for j in range(LANES):
         bits[j], other[j] = philox_pairs(u32(index), u32(prompt + j), step, TOKENS, k0, k1)
 
@@ -77,9 +75,16 @@ def _normals(radial, angular, first, second):
     In a loop of its own: with the sums in one loop, the chain of operations on one vector is so long that the processor
     waits for it.
     """
-    with_widest_vectors()
+    tuned()
     for j in range(WIDE):
         first[j], second[j] = two_normals(radial[j], angular[j])
+
+
+@scalar
+def weighed(g, h, beta, shift, along, across):
+    """The weight 2^(β (g - shift)) of a token with coordinates g and h, and that times its value."""
+    w = exp2(beta * (g - shift))
+    return w, w * (along * g + across * h)
 
 
 def _adding(products: bool):
@@ -90,12 +95,10 @@ def _adding(products: bool):
 
     @on_lanes
     def add(first, second, S):
-        with_widest_vectors()
+        tuned()
         for j in range(WIDE):
             g, h = first[j], second[j]
-            w = exp2(S[j] * (g - S[WIDE + j]))
-            f = S[2 * WIDE + j] * g + S[3 * WIDE + j] * h
-            wf = w * f
+            w, wf = weighed(g, h, S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j])
             S[4 * WIDE + j] += w
             S[5 * WIDE + j] += w * g
             S[6 * WIDE + j] += w * h
@@ -115,7 +118,7 @@ def _adding(products: bool):
 _add_with_products, _add = _adding(True), _adding(False)
 
 
-@inlined
+@scalar
 def _place(i):
     """Where the i-th sum of one head begins."""
     return (4 + i) * WIDE + (_APART if i >= 8 else 0)
@@ -124,7 +127,7 @@ def _place(i):
 @on_lanes
 def _carry_wide(S, first_only, sums):
     """Add the sums of both places of a lane, or of the first alone, to the float64 ones; clear them."""
-    with_widest_vectors()
+    tuned()
     for i in range(_SUMS):
         for j in range(LANES):
             at = np.uintp(_place(i) + 2 * j)
@@ -136,7 +139,7 @@ def _carry_wide(S, first_only, sums):
 @on_lanes
 def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second, prompt, step, k0, k1):
     """Row 1 of S: the largest g of each prompt; the same numbers are drawn again afterwards."""
-    with_widest_vectors()
+    tuned()
     for j in range(WIDE):
         S[WIDE + j] = f32(-1e30)
     for i in range((L + 1) // 2):
@@ -183,23 +186,35 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
             _add_with_products(w.first, w.second, S)
         else:
             _add(w.first, w.second, S)
-        if last or i % _CHUNK == _CHUNK - 1:
+        if last or i % CHUNK == CHUNK - 1:
             _carry_wide(S, last and L % 2 == 1, carried)
-    order = (0, -1, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10)
-    for i in range(14):
-        for j in range(LANES):
-            sums[row(i, j)] = carried[row(max(order[i], 0), j)]
-    for j in range(LANES):  # Σ e^s f follows from Σ e^s g and Σ e^s h
+    arrange(stride, R, carried, sums)
+
+
+@on_lanes
+def arrange(stride, R, carried, sums):
+    """The sums of one head from the eleven that were added up: Σ e^s f follows from Σ e^s g and Σ e^s h."""
+    tuned()
+    for j in range(lanes()):
+        sums[row(0, j)] = carried[row(0, j)]
         sums[row(1, j)] = R[row(1, j)] * carried[row(1, j)] + R[row(stride + 1, j)] * carried[row(2, j)]
+        for i in range(4):
+            sums[row(2 + i, j)] = carried[row(1 + i, j)]
+        for block in range(2):  # x·x and g·g, symmetric
+            at, of = 6 + 4 * block, 5 + 3 * block
+            sums[row(at, j)] = carried[row(of, j)]
+            sums[row(at + 1, j)] = carried[row(of + 1, j)]
+            sums[row(at + 2, j)] = carried[row(of + 1, j)]
+            sums[row(at + 3, j)] = carried[row(of + 2, j)]
 
 
 @on_lanes
 def _coordinates(g, m, l, prompt, step, k0, k1):
     """The m coordinates of token l."""
-    with_widest_vectors()
+    tuned()
     quarters = (m + 3) // 4
     for q in range(quarters):
-        for j in range(LANES):
+        for j in range(lanes()):
             a, b, c, d = philox(u32(l * quarters + q), u32(prompt + j), step, TOKENS, k0, k1)
             x, y = two_normals(a, b)
             z, t = two_normals(c, d)
@@ -212,11 +227,11 @@ def _coordinates(g, m, l, prompt, step, k0, k1):
 @on_lanes
 def _combination(R, stride, c, g, out, ro):
     """Row `ro` of out = Σ_i R[i, c] g_i, the score or the value of a head."""
-    with_widest_vectors()
-    for j in range(LANES):
+    tuned()
+    for j in range(lanes()):
         out[row(ro, j)] = R[row(c, j)] * g[j]
     for i in range(1, c + 1):
-        for j in range(LANES):
+        for j in range(lanes()):
             out[row(ro, j)] += R[row(i * stride + c, j)] * g[row(i, j)]
 
 
@@ -230,17 +245,17 @@ def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
     n = sums_of(m)
     shifted = must_shift(R, m, stride)
     for h in range(m // 2):
-        for j in range(LANES):
+        for j in range(lanes()):
             S[row(top + h, j)] = f32(-1e30) if shifted else f32(0)
     if shifted:
         for l in range(L):
             _coordinates(S, m, l, prompt, step, k0, k1)
             for h in range(m // 2):
                 _combination(R, stride, 2 * h, S, S, score)
-                for j in range(LANES):
+                for j in range(lanes()):
                     S[row(top + h, j)] = max(S[row(top + h, j)], S[row(score, j)])
     for i in range(n):
-        for j in range(LANES):
+        for j in range(lanes()):
             S[row(s + i, j)] = f32(0)
             sums[row(i, j)] = 0.0
     for l in range(L):
@@ -248,30 +263,30 @@ def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
         for h in range(m // 2):
             _combination(R, stride, 2 * h, S, S, score)
             _combination(R, stride, 2 * h + 1, S, S, x + 2 * h + 1)
-            for j in range(LANES):
+            for j in range(lanes()):
                 w = exp2(LOG2_E * (S[row(score, j)] - S[row(top + h, j)]))
                 S[row(x + 2 * h, j)] = w
                 S[row(x + 2 * h + 1, j)] *= w
         for c in range(m):
-            for j in range(LANES):
+            for j in range(lanes()):
                 S[row(s + c, j)] += S[row(x + c, j)]
             for i in range(m):
                 at = s + m + c * m + i
-                for j in range(LANES):
+                for j in range(lanes()):
                     S[row(at, j)] += S[row(x + c, j)] * S[row(i, j)]
             for i in range(c + 1):
                 at = s + m + m * m + c * m + i
-                for j in range(LANES):
+                for j in range(lanes()):
                     S[row(at, j)] += S[row(x + c, j)] * S[row(x + i, j)]
                 if products:
                     at += m * m
-                    for j in range(LANES):
+                    for j in range(lanes()):
                         S[row(at, j)] += S[row(c, j)] * S[row(i, j)]
-        if l % (2 * _CHUNK) == 2 * _CHUNK - 1 or l == L - 1:
+        if l % (2 * CHUNK) == 2 * CHUNK - 1 or l == L - 1:
             _carry(S, s, n, sums)
     for block in range(2):  # the other halves of x·x and g·g
         first = m + (1 + block) * m * m
         for c in range(m):
             for i in range(c):
-                for j in range(LANES):
+                for j in range(lanes()):
                     sums[row(first + i * m + c, j)] = sums[row(first + c * m + i, j)]

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
-from ._elementary import two_normals, with_widest_vectors
-from ._lanes import LANES, fill_normals, on_lanes, row
+from ._elementary import two_normals
+from ._lanes import fill_normals, on_lanes, row
 from ._philox import BELOW_DIAGONAL, CHI, philox
+from ._target import lanes, tuned
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 
@@ -18,11 +19,11 @@ def _chi(degrees, column, out, ro, prompt, step, k0, k1):
     The squeeze accepts nine lanes in ten without a logarithm; the others are settled one by one, with the next
     counters.
     """
-    with_widest_vectors()
+    tuned()
     stream = u32(CHI + u32(column))
     d = degrees / 2.0 - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d) if degrees > 1.0 else 0.0
-    for j in range(LANES):
+    for j in range(lanes()):
         first, second, third, _ = philox(u32(0), u32(prompt + j), step, stream, k0, k1)
         x, _ = two_normals(first, second)
         if degrees == 1.0:
@@ -32,7 +33,7 @@ def _chi(degrees, column, out, ro, prompt, step, k0, k1):
             uniform = (f64(third) + 0.5) * 2.0**-32
             accepted = (v > 0.0) & (uniform < 1.0 - 0.0331 * f64(x * x) * f64(x * x))
             out[row(ro, j)] = f32(math.sqrt(max(2.0 * d * v * v * v, 0.0))) if accepted else f32(-1)
-    for j in range(LANES):
+    for j in range(lanes()):
         attempt = 0
         while out[row(ro, j)] < f32(0):
             first, second, third, _ = philox(u32(attempt), u32(prompt + j), step, stream, k0, k1)
@@ -48,13 +49,16 @@ def _chi(degrees, column, out, ro, prompt, step, k0, k1):
 
 @on_lanes
 def bartlett(degrees, m, T, below, prompt, step, k0, k1):
-    r"""The lower triangular $T$ (m by min(m, degrees), rows m apart) with $TT^\top$ Wishart of that many degrees."""
-    with_widest_vectors()
+    r"""The lower triangular $T$ (m by m, 0 from column `degrees` on) with $TT^\top$ Wishart of that many degrees."""
+    tuned()
     if m > 1:
         fill_normals(below, 0, m * (m - 1) // 2, prompt, step, BELOW_DIAGONAL, k0, k1)
     for c in range(m):
-        for i in range(min(c, degrees)):
-            for j in range(LANES):
-                T[row(c * m + i, j)] = below[row(c * (c - 1) // 2 + i, j)]
+        for i in range(c):
+            for j in range(lanes()):
+                T[row(c * m + i, j)] = below[row(c * (c - 1) // 2 + i, j)] if i < degrees else f32(0)
         if c < degrees:
             _chi(f64(degrees - c), c, T, c * m + c, prompt, step, k0, k1)
+        else:
+            for j in range(lanes()):
+                T[row(c * m + c, j)] = f32(0)

@@ -1,0 +1,166 @@
+"""A training as the compiled loops see it: its law in whitened coordinates, its layers as stacked arrays."""
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import numpy as np
+
+from largeprompt.attention import AbstractLayer, Head, LinearAttention, MultiHead, SoftmaxAttention
+from largeprompt.dynamics import Layers, Training
+from largeprompt.icl import LinearRegression
+
+from ._batch import Law
+from ._weights import Weights, weights
+
+
+class Form:
+    """The law and the weights of a training, softmax attention before linear attention."""
+
+    def __init__(self, training: Training, layers: Layers):
+        task = training.task
+        assert isinstance(task, LinearRegression)
+        self.law = _law(task)
+        self._order = sorted(range(len(layers)), key=lambda i: _kind(layers[i]) == "linear")
+        self.weights = self.parts(layers)
+        kinds = [_kind(layers[i]) for i in self._order]
+        self.softmax = self.weights[0] if kinds[0] == "softmax" else None
+        self.linear = self.weights[-1] if kinds[-1] == "linear" else None
+
+    def ordered(self, items: Sequence) -> tuple:
+        """What belongs to each layer, in our order."""
+        return tuple(items[i] for i in self._order)
+
+    def in_order(self, items: Sequence) -> tuple:
+        """The same, in the order in which the layers were given."""
+        return tuple(items[self._order.index(i)] for i in range(len(self._order)))
+
+    def parts(self, layers: Layers) -> list[Weights]:
+        """The weights of layers of this form, in our order."""
+        return [_weights(layers[i]) for i in self._order]
+
+    def vector(self, layers: Layers) -> np.ndarray:
+        """All weights that are learnt, and those that stay, as one row."""
+        return np.concatenate([np.ravel(array) for w in self.parts(layers) for array in (w.K, w.Q, w.V, w.O)])
+
+    def layers(self, like: Layers, vector: np.ndarray) -> Layers:
+        """The layers of such a row, or of many, with as many entries first in each of their arrays."""
+        found, at, rows = [], 0, vector.shape[:-1]
+        for w in self.weights:
+            arrays = []
+            for part in (w.K, w.Q, w.V, w.O):
+                arrays.append(vector[..., at : at + part.size].reshape(*rows, *part.shape))
+                at += part.size
+            found.append(arrays)
+        return tuple(with_arrays(layer, *arrays) for layer, arrays in zip(like, self.in_order(found), strict=True))
+
+
+def refusal(training: Training, layers: Layers) -> str | None:
+    """Why the fused engine cannot carry this training out; None where it can."""
+    task = training.task
+    if not isinstance(task, LinearRegression):
+        return f"the task is {type(task).__name__}, not LinearRegression with its own loss"
+    if task.targets != 1:
+        return f"the task has {task.targets} targets, not one"
+    kinds = []
+    for layer in layers:
+        if not isinstance(layer, Head | MultiHead | SoftmaxAttention | LinearAttention):
+            return f"a layer is {type(layer).__name__}"
+        parts = _heads(layer)
+        if len({_kind(part) for part in parts}) > 1:
+            return "a layer mixes softmax and linear heads"
+        if len({_shape(part) for part in parts}) > 1:
+            return "the heads of a layer differ in shape or scale"
+        kinds.append(_kind(layer))
+    if sorted(kinds) not in (["softmax"], ["linear"], ["linear", "softmax"]):
+        return f"the layers are {', '.join(kinds)}, not one or a softmax and a linear one"
+    if math.inf > training.L >= 2**32:
+        return f"L is {training.L}, not below 2**32"
+    return None
+
+
+def _heads(layer: AbstractLayer) -> Sequence[AbstractLayer]:
+    return layer.heads if isinstance(layer, MultiHead) else (layer,)
+
+
+def _kind(layer: AbstractLayer) -> str:
+    first = _heads(layer)[0]
+    if isinstance(first, Head):
+        return first.kind
+    return "softmax" if isinstance(first, SoftmaxAttention) else "linear"
+
+
+def _shape(head: AbstractLayer) -> object:
+    return (head.K.shape, head.V.shape, head.O is None, head.scale) if isinstance(head, Head) else None
+
+
+def _weights(layer: AbstractLayer) -> Weights:
+    parts = _heads(layer)
+    first = parts[0]
+    if not isinstance(first, Head):
+        assert isinstance(layer, SoftmaxAttention | LinearAttention)
+        one = np.eye(layer.dim)[None]
+        return weights(one, np.asarray(layer.U)[None], np.asarray(layer.V)[None, -1:], np.ones((1, 1)), False, False, 1)
+    K, Q, V = (np.stack([np.asarray(getattr(head, name)) for head in parts]) for name in "KQV")
+    if first.O is None:
+        O = np.tile(np.eye(V.shape[1])[-1], (len(parts), 1))
+        return weights(K, Q, V, O, True, False, first.scale)
+    O = np.stack([np.asarray(head.O)[-1] for head in parts if isinstance(head, Head) and head.O is not None])
+    return weights(K, Q, V, O, True, True, first.scale)
+
+
+def with_arrays(layer: AbstractLayer, K: np.ndarray, Q: np.ndarray, V: np.ndarray, O: np.ndarray) -> AbstractLayer:
+    """The layer with its learnt parts replaced; whatever axes come before those of `Weights` come first."""
+    if isinstance(layer, MultiHead):
+        heads = tuple(_with_head(head, K, Q, V, O, h) for h, head in enumerate(layer.heads))
+        return eqx.tree_at(lambda tree: tree.heads, layer, heads)
+    if isinstance(layer, Head):
+        return _with_head(layer, K, Q, V, O, 0)
+    assert isinstance(layer, SoftmaxAttention | LinearAttention)
+    U, last = Q[..., 0, :, :].copy(), V[..., 0, 0, :]
+    return eqx.tree_at(lambda tree: (tree.U, tree.V), layer, (U, _last_row(layer.V, last)))
+
+
+def _with_head(head: Head, K: np.ndarray, Q: np.ndarray, V: np.ndarray, O: np.ndarray, h: int) -> Head:
+    parts = tuple(array[..., h, :, :].copy() for array in (K, Q, V))
+    head = eqx.tree_at(lambda tree: (tree.K, tree.Q, tree.V), head, parts)
+    return head if head.O is None else eqx.tree_at(lambda tree: tree.O, head, _last_row(head.O, O[..., h, :]))
+
+
+def _last_row(matrix, row: np.ndarray) -> np.ndarray:
+    changed = np.array(np.broadcast_to(matrix, (*row.shape[:-1], *np.shape(matrix))), dtype=np.float64)
+    changed[..., -1, :] = row
+    return changed
+
+
+def _law(task: LinearRegression) -> Law:
+    r"""Coordinates in which tokens and queries are standard normal, and ŵ is independent wherever that can be had.
+
+    With $\Sigma_q=\Sigma$ they are those of the eigenvectors of $\Sigma^{1/2}\Omega\Sigma^{1/2}$, and
+    $w\cdot x_q = \hat w\cdot\hat x$.
+    """
+    d = task.d
+    Sigma, Omega, query = (np.asarray(part, np.float64) for part in (task.Sigma, task.Omega, task.query_Sigma))
+    root, diagonal = _root(Sigma), np.array_equal(Sigma, query)
+    if diagonal:
+        values, rotation = np.linalg.eigh(root @ Omega @ root)
+        if np.array_equal(root, np.diag(np.diag(root))) and np.array_equal(Omega, np.diag(np.diag(Omega))):
+            values, rotation = np.diag(root @ Omega @ root), np.eye(d)
+        scales = np.sqrt(np.maximum(values, 0))
+        x, xq, F, Fq = root @ rotation, root @ rotation, np.diag(scales), np.diag(scales)
+    else:
+        x, xq = root, _root(query)
+        F, Fq, scales = root @ _root(Omega), xq @ _root(Omega), np.zeros(d)
+    B = np.eye(d + 1)
+    B[:d, :d] = x
+    Bq = np.vstack([xq, np.zeros((1, d))])
+    plain = bool(np.array_equal(x, np.eye(d)) and np.array_equal(xq, np.eye(d)))
+    F, Fq = (np.ascontiguousarray(part, np.float32) for part in (F, Fq))
+    return Law(B, Bq, F, Fq, scales, math.sqrt(float(task.noise)), plain, diagonal)
+
+
+def _root(cov: np.ndarray) -> np.ndarray:
+    if np.array_equal(cov, np.diag(np.diag(cov))):
+        return np.diag(np.sqrt(np.diag(cov)))
+    values, vectors = np.linalg.eigh(cov)
+    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T

@@ -1,0 +1,230 @@
+"""Runs on a GPU: many side by side in one launch, each a block of threads, in launches of a second or so."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
+
+from ._form import Form, refusal
+from ._gpu_kinds import DIVERGED, MARK, MOST_PARTS, NUMBERS, OTHER_DIVERGED, PROMPTS, STEP, STOP, WHOLE, Heads, Kind
+from ._target import PLAIN_PYTHON, WARP
+
+SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
+_KEPT_BYTES = 2**28  # of states kept in a launch
+_TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
+
+
+def gpu_refusal() -> str | None:
+    """Why there is no GPU for the compiled loops; None where there is one."""
+    try:
+        from numba import cuda
+    except ImportError:
+        return "numba-cuda is not installed (it comes with largeprompt[cuda])"
+    try:
+        found = cast(Any, cuda).is_available()
+    except Exception as error:  # whatever a driver says
+        return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    return None if found else "CUDA finds no device and driver"
+
+
+class Laws(NamedTuple):
+    """`Law` for many runs, each array with runs first."""
+
+    B: Any
+    Bq: Any
+    F: Any
+    Fq: Any
+    scales: Any
+
+
+class Room(NamedTuple):
+    """The arrays of `Weights` for many runs."""
+
+    K: Any
+    Q: Any
+    V: Any
+    O: Any
+    K_hat: Any
+    Q_hat: Any
+    v: Any
+    U_hat: Any
+    v_hat: Any
+    dU: Any
+    dv: Any
+    dK: Any
+    dQ: Any
+    moved: Any
+
+
+class Voyage(NamedTuple):
+    """A training to carry out: from a state to `stop`, keeping the states after the steps in `marks`, in order."""
+
+    training: Training
+    state: State
+    stop: int
+    marks: Sequence[int] = ()
+
+
+class Leg(NamedTuple):
+    """How far a launch has brought a training: its state, and what was kept on the way, steps first in every array."""
+
+    state: State
+    steps: np.ndarray
+    kept: Layers
+
+
+class Fleet:
+    """Trainings of any lengths, laws and shapes on one GPU."""
+
+    def __init__(self, voyages: Sequence[Voyage]):
+        self._forms = [Form(voyage.training, voyage.state.layers) for voyage in voyages]
+        kinds = [_kind(voyage.training, form) for voyage, form in zip(voyages, self._forms, strict=True)]
+        self._squadrons = []
+        for kind in dict.fromkeys(kinds):
+            members = [i for i, other in enumerate(kinds) if other == kind]
+            sailing = [(voyages[i], self._forms[i]) for i in members]
+            self._squadrons.append((members, _Squadron(*kind, sailing)))
+        self._layers = [voyage.state.layers for voyage in voyages]
+
+    def advance(self, seconds: float = SECONDS) -> dict[int, Leg]:
+        """One launch of about that long; the trainings that it moved, by their number. None is left: an empty one."""
+        under_way = [squadron for squadron in self._squadrons if squadron[1].embark(seconds)]
+        legs = {}
+        for members, squadron in under_way:
+            for i, (step, vector, diverged, steps, kept) in squadron.land().items():
+                form, layers = self._forms[members[i]], self._layers[members[i]]
+                state = State(step, form.layers(layers, vector), form.in_order(diverged))
+                legs[members[i]] = Leg(state, steps, form.layers(layers, kept))
+        return legs
+
+
+def _kind(training: Training, form: Form) -> tuple[Kind, int]:
+    """What carries it out, and the threads of a prompt."""
+    softmax, linear = (
+        None if w is None else Heads(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
+        for w in (form.softmax, form.linear)
+    )
+    prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
+    parts = 1
+    if softmax is not None and softmax.count == 1 and math.inf != training.L:
+        while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
+            parts *= 2
+    return Kind(training.task.dim - 1, softmax, linear, prompts), parts
+
+
+class _Squadron:
+    """Trainings of one kind, and what the card holds of them."""
+
+    def __init__(self, kind: Kind, parts: int, sailing: Sequence[tuple[Voyage, Form]]):
+        from ._gpu_kernel import cuda, train  # imports what is an extra
+
+        self._cuda, self._kind, self._loop = cuda, kind, train(kind)
+        self._threads, self._shared = kind.prompts * parts, kind.shared_bytes(parts)
+        self._stream = self._cuda.stream()
+        self._stops = np.array([voyage.stop for voyage, _ in sailing])
+        self._marks = [np.asarray(voyage.marks, np.int64) for voyage, _ in sailing]
+        self._seen = np.zeros(len(sailing), np.int64)
+        self._cost = np.array([20.0 + (0.0 if math.inf == v.training.L else v.training.L) for v, _ in sailing])
+        self._whole = np.zeros((len(sailing), len(WHOLE)), np.int64)
+        numbers = np.zeros((len(sailing), len(NUMBERS)))
+        for i, (voyage, form) in enumerate(sailing):
+            training, law = voyage.training, form.law
+            seed, length = training.seed, 0 if math.inf == training.L else int(training.L)
+            diverged = [-1 if at is None else at for at in form.ordered(voyage.state.diverged)]
+            of_law = (int(law.plain), int(law.diagonal))
+            at = (voyage.state.step, voyage.state.step, 0, diverged[0], diverged[-1])
+            self._whole[i] = (length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
+            scales = [w.scale for w in form.weights]
+            numbers[i] = (law.noise, training.rate * training.loss_factor, scales[0], scales[-1])
+        to_card = self._cuda.to_device
+        laws = Laws(*(np.stack([getattr(form.law, name) for _, form in sailing]) for name in Laws._fields))
+        self._laws, self._numbers = Laws(*map(to_card, laws)), to_card(numbers)
+        self._states = to_card(np.stack([form.vector(voyage.state.layers) for voyage, form in sailing]))
+        self._rooms = [self._room(heads) for heads in kind.layers]
+
+    def _room(self, heads: Heads) -> Room:
+        runs = 1 if self._kind.on_chip else len(self._stops)
+        fields = heads.fields(self._kind.d + 1).values()
+        return Room(*(self._cuda.to_device(np.zeros((runs, *shape), kind)) for shape, kind in fields))
+
+    def embark(self, seconds: float) -> bool:
+        """Launch what is not done yet, the longest first; whether there is any."""
+        left = np.flatnonzero(self._left() > 0)
+        if not len(left):
+            return False
+        most = max(1, int(_KEPT_BYTES // (8 * self._kind.size * len(self._stops))))
+        window = [marks[seen : seen + most] for marks, seen in zip(self._marks, self._seen, strict=True)]
+        width = max(1, *(len(marks) for marks in window))
+        marks = np.full((len(window), width), -1, np.int64)
+        for i, row in enumerate(window):
+            marks[i, : len(row)] = row
+            beyond = self._seen[i] + most < len(self._marks[i])
+            self._whole[i, STOP] = row[-1] if beyond else self._stops[i]
+        self._whole[:, MARK] = 0
+        self._window = window
+        order = left[np.argsort(-self._left()[left] * self._cost[left], kind="stable")]
+        to_card = self._cuda.to_device
+        self._on_card = to_card(self._whole), to_card(np.zeros((len(window), width, self._kind.size)))
+        self._loop[len(order), self._threads, self._stream, self._shared](
+            to_card(order),
+            self._on_card[0],
+            self._numbers,
+            self._laws,
+            self._rooms[0],
+            self._rooms[-1],
+            self._states,
+            to_card(marks),
+            self._on_card[1],
+            FAR,
+            self._cycles(seconds),
+        )
+        self._moved = left
+        return True
+
+    def land(self) -> dict[int, tuple]:
+        """Wait for the launch; what became of each training that was in it."""
+        self._stream.synchronize()
+        whole, kept = (part.copy_to_host() for part in self._on_card)
+        states = self._states.copy_to_host()
+        found = {}
+        for i in self._moved:
+            self._whole[i] = whole[i]
+            diverged = whole[i, [DIVERGED, OTHER_DIVERGED][: len(self._kind.layers)]]
+            steps, rows = self._window[i][: whole[i, MARK]], kept[i, : whole[i, MARK]]
+            if np.all(diverged >= 0):  # the loop has ended, and all stays as it is
+                rest = self._marks[i][self._seen[i] + len(steps) :]
+                steps, rows = np.append(steps, rest), np.concatenate([rows, np.tile(states[i], (len(rest), 1))])
+                self._whole[i, STEP] = self._stops[i]
+            self._seen[i] += len(steps)
+            ends = tuple(None if at < 0 else int(at) for at in diverged)
+            found[int(i)] = int(self._whole[i, STEP]), states[i], ends, steps, rows
+        return found
+
+    def _left(self) -> np.ndarray:
+        return self._stops - self._whole[:, STEP]
+
+    def _cycles(self, seconds: float) -> int:
+        if PLAIN_PYTHON:  # a simulated clock stands still
+            return 1
+        return int(seconds * 1000 * self._cuda.get_current_device().CLOCK_RATE)
+
+
+class GpuTrainer(AbstractTrainer):
+    """One training on a GPU: the random numbers of `FusedTrainer`, the same sums in another order."""
+
+    name = "fused"
+
+    def __init__(self, training: Training, layers: Layers):
+        reason = refusal(training, layers) or gpu_refusal()
+        if reason:
+            raise ValueError(f"the fused engine does not apply on a GPU: {reason}")
+        super().__init__(training, layers)
+
+    def _advance(self, state: State, stop: int) -> State:
+        fleet = Fleet([Voyage(self._training, state, stop)])
+        while legs := fleet.advance():
+            state = legs[0].state
+        return state._replace(step=stop)

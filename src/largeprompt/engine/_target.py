@@ -1,0 +1,225 @@
+"""What differs between a processor and a GPU in the code that both compile.
+
+On a processor a *row* is one number of each of `LANES` prompts, and one thread does all of a step. On a GPU a thread
+has rows of one prompt alone, in its registers, and the threads of a block share what concerns them all. Sources written
+with the functions of this module mean both. Without a compiler (`NUMBA_DISABLE_JIT`) they are plain Python that means
+the GPU, for Numba's simulator of one.
+"""
+
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 64  # prompts whose numbers lie side by side on a processor
+PLAIN_PYTHON = bool(numba.config.DISABLE_JIT)  # pyright: ignore[reportAttributeAccessIssue]
+WARP = 4 if PLAIN_PYTHON else 32  # threads of a GPU that go together; simulated ones are costly
+
+
+def _on_gpu(context) -> bool:
+    return type(context).__name__ == "CUDATargetContext"
+
+
+def _special_register(builder, name: str, bits: int = 32):
+    kind = ir.FunctionType(ir.IntType(bits), [])
+    register = f"llvm.nvvm.read.ptx.sreg.{name}"
+    found = builder.module.globals.get(register) or ir.Function(builder.module, kind, register)
+    value = builder.call(found, [])
+    return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+
+def _as_bits(context, x):
+    """The bits of a float32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+def _from_bits(context, bits):
+    """The float32 of given bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+def _tuned(context):
+    """Asks for what makes the function that calls this fast.
+
+    On a processor the machine's widest vectors, which LLVM halves by default; on a GPU to be made part of its caller,
+    so that the arrays of a thread can live in its registers.
+    """
+
+    def generate(context, builder, signature, arguments):
+        asked = "alwaysinline" if _on_gpu(context) else '"prefer-vector-width"="512"'
+        set.add(builder.function.attributes, asked)
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+def _lanes(context):
+    """How many prompts the rows of a thread hold."""
+
+    def generate(context, builder, signature, arguments):
+        return context.get_constant(types.intp, 1 if _on_gpu(context) else LANES)
+
+    return types.intp(), generate
+
+
+def _member(context):
+    """Which thread of those that share a step this is."""
+
+    def generate(context, builder, signature, arguments):
+        return _special_register(builder, "tid.x") if _on_gpu(context) else context.get_constant(types.intp, 0)
+
+    return types.intp(), generate
+
+
+def _members(context):
+    """How many threads share a step."""
+
+    def generate(context, builder, signature, arguments):
+        return _special_register(builder, "ntid.x") if _on_gpu(context) else context.get_constant(types.intp, 1)
+
+    return types.intp(), generate
+
+
+def _across(context, width):
+    """How many threads go along the columns of a matrix, of those that share it: `width`, or the only one."""
+
+    def generate(context, builder, signature, arguments):
+        return arguments[0] if _on_gpu(context) else context.get_constant(types.intp, 1)
+
+    return types.intp(types.intp), generate
+
+
+def _wide_product(context, a, b):
+    """The high and the low half of the product of two words of 32 bits."""
+
+    def generate(context, builder, signature, arguments):
+        wide, word = ir.IntType(64), ir.IntType(32)
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
+        halves = builder.trunc(builder.lshr(product, ir.Constant(wide, 32)), word), builder.trunc(product, word)
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    return types.UniTuple(types.uint32, 2)(types.uint32, types.uint32), generate
+
+
+def _xor(context, a, b, c):
+    """Of three words of 32 bits, as one; Numba's own operator would make 64 of them."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.xor(builder.xor(arguments[0], arguments[1]), arguments[2])
+
+    return types.uint32(types.uint32, types.uint32, types.uint32), generate
+
+
+def _together(context):
+    """Wait until all threads that share a step have come here, and see what they wrote."""
+
+    def generate(context, builder, signature, arguments):
+        if _on_gpu(context):
+            name = "llvm.nvvm.barrier0"
+            barrier = builder.module.globals.get(name)
+            builder.call(barrier or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), name), [])
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+def _all_agree(context, flag):
+    """Whether it holds for every thread that shares a step, once all of them have come here."""
+
+    def generate(context, builder, signature, arguments):
+        if not _on_gpu(context):
+            return arguments[0]
+        name, word = "llvm.nvvm.barrier0.and", ir.IntType(32)
+        found = builder.module.globals.get(name)
+        vote = found or ir.Function(builder.module, ir.FunctionType(word, [word]), name)
+        held = builder.call(vote, [builder.zext(arguments[0], word)])
+        return builder.icmp_unsigned("!=", held, ir.Constant(word, 0))
+
+    return types.boolean(types.boolean), generate
+
+
+def _cycles(context):
+    """The clock of the multiprocessor that a thread runs on; 0 on a processor."""
+
+    def generate(context, builder, signature, arguments):
+        return _special_register(builder, "clock64", 64) if _on_gpu(context) else context.get_constant(types.int64, 0)
+
+    return types.int64(), generate
+
+
+if PLAIN_PYTHON:
+    _thread: Any = threading.current_thread  # the simulator's threads know their place
+
+    def as_bits(x):
+        """See `_as_bits`."""
+        return np.float32(x).view(np.uint32)
+
+    def from_bits(bits):
+        """See `_from_bits`."""
+        return np.uint32(bits).view(np.float32)
+
+    def tuned():
+        """See `_tuned`."""
+
+    def lanes():
+        """See `_lanes`."""
+        return 1
+
+    def member():
+        """See `_member`."""
+        return _thread().threadIdx.x
+
+    def members():
+        """See `_members`."""
+        return _thread()._manager._block_dim[0]
+
+    def across(width):
+        """See `_across`."""
+        return width
+
+    def wide_product(a, b):
+        """See `_wide_product`."""
+        product = int(a) * int(b)
+        return np.uint32(product >> 32), np.uint32(product & 0xFFFFFFFF)
+
+    def xor(a, b, c):
+        """See `_xor`."""
+        return a ^ b ^ c
+
+    def together():
+        """See `_together`."""
+        _thread().syncthreads()
+
+    def all_agree(flag):
+        """See `_all_agree`."""
+        return _thread().syncthreads_and(flag)
+
+    def cycles():
+        """See `_cycles`."""
+        return 0
+
+else:
+    as_bits: Any = intrinsic(_as_bits)
+    from_bits: Any = intrinsic(_from_bits)
+    tuned: Any = intrinsic(_tuned)
+    lanes: Any = intrinsic(_lanes)
+    member: Any = intrinsic(_member)
+    members: Any = intrinsic(_members)
+    across: Any = intrinsic(_across)
+    wide_product: Any = intrinsic(_wide_product)
+    xor: Any = intrinsic(_xor)
+    together: Any = intrinsic(_together)
+    all_agree: Any = intrinsic(_all_agree)
+    cycles: Any = intrinsic(_cycles)
