@@ -16,16 +16,25 @@ _MANY = 2000  # so many results are read for a table; of more there is a count
 _SHOWN = 20
 
 
-@app.command()
+_HELP = (
+    "Carry out a sweep on a Dask cluster: each run is a task, the results are in one store that all workers see.\n\n"
+    "Give it again at any time: finished runs are skipped, others go on from their last checkpoint. A run that fails "
+    "is reported and stops no other; the exit status is then 1.\n\n"
+    "sweep status [GRID] says how far the runs of a grid, or all in the store, are."
+)
+
+
+@app.command(help=_HELP)
 def sweep(
     what: Annotated[
-        list[str],
+        str,
         typer.Argument(
-            metavar="[status] GRID.toml",
-            help="Settings in TOML, as for train --config. After the word status: say how far they are, run nothing.",
-            show_default=False,
+            metavar="GRID", help="Settings in TOML, as for train --config; or the word status.", show_default=False
         ),
     ],
+    grid: Annotated[
+        Path | None, typer.Argument(metavar="GRID", help="After status: settings in TOML.", show_default=False)
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(help="Address of a Dask scheduler, tcp://HOST:PORT; by default a local one is started."),
@@ -37,21 +46,18 @@ def sweep(
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Carry out a sweep on a Dask cluster, each run a task, the results in one store that all workers see.
-
-    Give it again at any time: finished runs are skipped, others go on from their last checkpoint. A run that fails is
-    reported and stops no other; the exit status is then 1. `largeprompt sweep status [GRID.toml]` says how far it is.
-    """
+    """Carry out the runs of a grid, or say how far they are."""
     from largeprompt import lab
 
-    asked, names = what[0] == "status", what[1:] if what[0] == "status" else what
-    if len(names) > 1 or not (names or asked):
-        raise ValueError(f"{' '.join(what)!r} was given; it must be one GRID.toml, or status and at most one GRID.toml")
+    asked = what == "status"
+    if grid is not None and not asked:
+        raise ValueError(f"{what} {grid} was given; it must be one grid, or status and at most one grid")
     if workers is not None and (workers < 1 or scheduler is not None or asked):
         raise ValueError(f"--workers is {workers}; it must be at least 1, and goes with neither --scheduler nor status")
     if not checkpoint >= 0:
         raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
-    runs = lab.runs_from(lab.read_toml(Path(names[0]))) if names else None
+    path = grid if asked else Path(what)
+    runs = lab.with_engines(lab.runs_from(lab.read_toml(path))) if path is not None else None
     kept = lab.store_at(store)
     _hush_dask()
     if asked or runs is None:

@@ -6,6 +6,7 @@ from ._cluster import Outcome as Outcome
 from ._cluster import SweepWatcher as SweepWatcher
 from ._cluster import runs_at_work as runs_at_work
 from ._cluster import sweep_on as sweep_on
+from ._engines import with_engines as with_engines
 from ._execution import Interrupted as Interrupted
 from ._execution import Watcher as Watcher
 from ._execution import train as train

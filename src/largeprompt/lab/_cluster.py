@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ._engines import with_engines
 from ._execution import CHECKPOINT_SECONDS, Interrupted
 from ._remote_store import store_at
 from ._run import Run
@@ -20,9 +21,10 @@ from ._worker import Order, Told, carry_out, halt
 
 _CONNECT_SECONDS = 10.0
 _HALT_SECONDS = 60.0
-_AHEAD = 200  # runs at least that the scheduler holds, and three for each of its threads
+_AHEAD = 200  # runs that the scheduler holds at most, or four for each of its threads
 _BATCH = 1000
 _LOOK_SECONDS = 1.0
+_GATHER_SECONDS = 0.05
 
 
 class Failed(NamedTuple):
@@ -75,7 +77,7 @@ def sweep_on(
     An interrupt (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`.
     """
     store, watcher = store or store_at(), watcher or SweepWatcher()
-    runs = tuple({run.hash: run for run in runs}.values())
+    runs = tuple({run.hash: run for run in with_engines(runs)}.values())
     there = store.finished_of([run.hash for run in runs])
     waiting = [run for run in runs if run.hash not in there]
     watcher.began(len(runs), len(there))
@@ -212,10 +214,11 @@ class _Driver:
         self._threads, self._looked = threads, time.monotonic()
 
     def _submit(self, waiting: list[Run]) -> None:
-        room = max(_AHEAD, 3 * self._threads) - len(self._out)
-        runs = [waiting.pop() for _ in range(min(room, len(waiting), _BATCH))]
-        if not runs:
+        ahead = max(_AHEAD, 4 * self._threads)
+        room = min(ahead - len(self._out), len(waiting), _BATCH)
+        if room < min(ahead // 4, len(waiting)) or room < 1:  # many at once: a submission has a price of its own
             return
+        runs = [waiting.pop() for _ in range(room)]
         futures = self._client.map(
             carry_out, [r.canonical for r in runs], key=list(map(self._key, runs)), order=self._order
         )
@@ -232,6 +235,7 @@ class _Driver:
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._ready.get(timeout=_LOOK_SECONDS))
+            time.sleep(_GATHER_SECONDS)  # for more of them: what the scheduler holds keeps the workers busy
             while len(found) < _BATCH:
                 found.append(self._ready.get_nowait())
         told = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
