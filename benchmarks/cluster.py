@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,17 @@ def tasks(cluster: Cluster, folder: Path, count: int, text: str) -> None:
 
 
 def runs_in_memory(count: int) -> None:
-    me = psutil.Process()
-    before, began = me.memory_info().rss, time.perf_counter()
+    began = time.perf_counter()
     runs = lab.runs_from({"seeds": count})
     made = time.perf_counter()
-    named = lab.with_engines(runs)
-    hashes = [run.hash for run in named]
+    hashes = {run.hash for run in lab.with_engines(runs)}
     hashed = time.perf_counter()
-    size = (me.memory_info().rss - before) / len(set(hashes))
+    assert len(hashes) == count
+    tracemalloc.start()
+    kept = lab.with_engines(lab.runs_from({"seeds": count // 10}))
+    hashes = {run.hash for run in kept}
+    size = tracemalloc.get_traced_memory()[0] / len(hashes)
+    tracemalloc.stop()
     print(f"\n{count} runs in the driver: {1e3 * (made - began) / count:.2f} ms a run to make and check,")
     print(f"  {1e3 * (hashed - made) / count:.2f} ms to hash, {size / 1e3:.1f} kB of memory")
 

@@ -365,3 +365,10 @@ def test_the_time_left_is_that_of_the_latest_runs_of_each_kind():
     pace.ended(short[1], 2.0)
     pace.ended(long[0], 30.0)
     assert pace.left(1) == pytest.approx(4.0 + 30.0)
+
+
+def test_the_script_for_slurm_is_the_one_on_the_page():
+    docs = HERE.parents[1] / "docs"
+    script = (docs / "assets" / "slurm_sweep.py").read_text()
+    compile(script, "slurm_sweep.py", "exec")
+    assert f"```py\n{script}```\n" in (docs / "cluster.md").read_text()
