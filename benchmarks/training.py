@@ -30,7 +30,7 @@ import largeprompt as lp
 from largeprompt.attention import Kind
 from largeprompt.dynamics import ReferenceTrainer, Training
 from largeprompt.engine import FusedTrainer
-from largeprompt.engine._elementary import with_widest_vectors
+from largeprompt.engine._target import tuned
 from largeprompt.icl import LinearRegression, identity
 
 BATCH, NOISE, RATE = 128, 0.1, 1e-3
@@ -174,7 +174,7 @@ def side_by_side() -> None:
 
 @numba.njit(fastmath={"contract"})
 def _multiply_and_add(x, n):
-    with_widest_vectors()
+    tuned()
     a, b = np.float32(0.999), np.float32(0.001)
     size = x.shape[1]
     for _ in range(n):

@@ -110,6 +110,7 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
     parts = 1
     if softmax is not None and softmax.count == 1 and math.inf != training.L:
+        parts = 2 if softmax.count == 1 else 1
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
     return Kind(training.task.dim - 1, softmax, linear, prompts), parts

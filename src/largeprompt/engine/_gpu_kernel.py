@@ -32,14 +32,13 @@ from ._gpu_kinds import (
     STOP,
     Heads,
     Kind,
-    width_for,
 )
 from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part
 from ._lanes import on_lanes, orthonormalise
-from ._readings import infinite_readings, linear_readings, readings_from_sums, whole_token_readings
+from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, across, all_agree, cycles, member, members, together, tuned
 from ._tokens import LOG2_E, arrange, must_shift, sums_of_heads
-from ._weights import Weights, descend, look, u
+from ._weights import Weights, begin_look, begin_slopes, look, move, set_moved, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -98,13 +97,13 @@ def _silence(w):
     together()
 
 
-def _weights_on_chip(heads: Heads, D: int, layer: int):
+def _weights_on_chip(heads: Heads, kind: Kind, layer: int):
     """A function of the GPU that makes room for a layer's weights in the memory that a block shares."""
-    shapes = {name: shape for name, (shape, _) in heads.fields(D).items()}
+    shapes = {name: shape for name, (shape, _) in heads.fields(kind.d + 1).items()}
     K, Q, V, O, K_hat, Q_hat, v = (shapes[name] for name in ("K", "Q", "V", "O", "K_hat", "Q_hat", "v"))
     U_hat, v_hat, dU, dv = (shapes[name] for name in ("U_hat", "v_hat", "dU", "dv"))
     dK, dQ, moved = (shapes[name] for name in ("dK", "dQ", "moved"))
-    learns_K, learns_O, width = heads.learns_K, heads.learns_O, width_for(D)
+    learns_K, learns_O, width, single = heads.learns_K, heads.learns_O, kind.width, kind.single
 
     def make(given, run, scale):
         return Weights(
@@ -126,6 +125,7 @@ def _weights_on_chip(heads: Heads, D: int, layer: int):
             cuda.shared.array(dQ, real64),
             cuda.shared.array(moved, real64),
             width,
+            single,
         )
 
     if PLAIN_PYTHON:  # the simulator tells arrays apart by the line that makes them, and has one for both layers
@@ -133,9 +133,9 @@ def _weights_on_chip(heads: Heads, D: int, layer: int):
     return cuda.jit(device=True)(make)
 
 
-def _weights_in_memory(heads: Heads, D: int):
+def _weights_in_memory(heads: Heads, kind: Kind):
     """The same in the memory of the card, where each run has room of its own."""
-    learns_K, learns_O, width = heads.learns_K, heads.learns_O, width_for(D)
+    learns_K, learns_O, width, single = heads.learns_K, heads.learns_O, kind.width, kind.single
 
     @cuda.jit(device=True)
     def make(w, run, scale):
@@ -158,6 +158,7 @@ def _weights_in_memory(heads: Heads, D: int):
             w.dQ[run],
             w.moved[run],
             width,
+            single,
         )
 
     return make
@@ -169,10 +170,14 @@ def train(kind: Kind) -> Any:
     d, D, prompts, staged, pieces = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces
     softmax, linear = kind.softmax is not None, kind.linear is not None
     m, n = (2 * heads.count if heads else 0 for heads in (kind.softmax, kind.linear))
-    one_head, three_rows = m == 2, 3 * prompts
+    one_head, single, helped = m == 2, kind.single, kind.helped
+    xi_rows, drawn_size = kind.rows_across, max(kind.drawn_rows, 1) * prompts
+    # readings that a block shares: rows of staged prompts, so far apart that threads meet no bank of memory twice
+    apart, last = staged + 1, len(kind.layers) - 1
+    after_readings = (2 * len(kind.layers) + 1) * D * apart
     first_size = kind.layers[0].size(D)
     place_soft, place_line = (
-        _weights_on_chip(heads, D, layer) if kind.on_chip else _weights_in_memory(heads, D)
+        _weights_on_chip(heads, kind, layer) if kind.on_chip else _weights_in_memory(heads, kind)
         for layer, heads in enumerate((kind.layers[0], kind.layers[-1]))
     )
     sizes = rows_of(d, m, n)
@@ -182,18 +187,36 @@ def train(kind: Kind) -> Any:
     )
 
     @cuda.jit(device=True)
-    def sums_over_tokens(length, lane, part, parts, s, along, partial, prompt, step, k0, k1):
+    def hand_over(s, lane, drawn):
+        """What the second thread of a prompt has drawn, to the first."""
+        for i in range(xi_rows):
+            drawn[u((3 + i) * prompts + lane)] = s.xi[i]
+        for i in range(n * n):
+            drawn[u((3 + xi_rows + i) * prompts + lane)] = s.T[i]
+
+    @cuda.jit(device=True)
+    def take_over(s, lane, drawn):
+        for i in range(xi_rows):
+            s.xi[i] = drawn[u((3 + i) * prompts + lane)]
+        for i in range(n * n):
+            s.T[i] = drawn[u((3 + xi_rows + i) * prompts + lane)]
+
+    @cuda.jit(device=True)
+    def sums_over_tokens(length, lane, part, parts, s, partial, drawn, prompt, step, k0, k1):
         """`s.sums` of one head, by all threads of the block."""
         if parts > 1:
             if part == 0:
-                along[lane] = s.R[0]
-                along[prompts + lane] = s.R[1]
-                along[2 * prompts + lane] = s.R[m + n + 1]
+                drawn[lane] = s.R[0]
+                drawn[prompts + lane] = s.R[1]
+                drawn[2 * prompts + lane] = s.R[m + n + 1]
             together()
-            s.R[0] = along[lane]
-            s.R[1] = along[prompts + lane]
-            s.R[m + n] = f32(0)
-            s.R[m + n + 1] = along[2 * prompts + lane]
+            if part > 0:
+                s.R[0] = drawn[lane]
+                s.R[1] = drawn[prompts + lane]
+                s.R[m + n] = f32(0)
+                s.R[m + n + 1] = drawn[2 * prompts + lane]
+            elif helped:
+                take_over(s, lane, drawn)
         beta, shift = s.R[0] * LOG2_E, f32(0)
         if must_shift(s.R, 2, m + n):
             shift = largest_of_part(length, part, parts, prompt, step, k0, k1)
@@ -203,70 +226,104 @@ def train(kind: Kind) -> Any:
             if part > 0:
                 at = (part - 1) * (SUMS + 1) * prompts + lane
                 for i in range(SUMS):
-                    partial[at + i * prompts] = s.carried[i]
+                    partial[at + i * prompts] = f32(s.carried[i])
                 partial[at + SUMS * prompts] = shift
             together()
             if part == 0:
                 top = shift
                 for other in range(parts - 1):
-                    top = max(top, f32(partial[(other * (SUMS + 1) + SUMS) * prompts + lane]))
+                    top = max(top, partial[(other * (SUMS + 1) + SUMS) * prompts + lane])
                 for i in range(SUMS):
                     s.sums[i] = s.carried[i]
                     s.carried[i] = 0.0
                 add_scaled(beta, top, shift, s.sums, 0, 1, s.carried)
                 for other in range(parts - 1):
                     at = other * (SUMS + 1) * prompts + lane
-                    other_shift = f32(partial[at + SUMS * prompts])
+                    other_shift = partial[at + SUMS * prompts]
                     add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
             together()
         arrange(m + n, s.R, s.carried, s.sums)
 
     @cuda.jit(device=True)
-    def gradients(w, first, readings, valid, law, s, lane, part, stage):
-        """Add the share of a block's prompts to the slopes of a layer."""
-        heads = w.U_hat.shape[0]
-        if part == 0:
-            errors(d, heads, first, readings, valid, s)
-            for c in range(2 * heads):
-                weigh(d, c, readings, law, s)
-        for h in range(heads):
+    def put(readings, h, layer, at, stage):
+        """Share the readings of a head."""
+        for i in range(2 * D):
+            stage[u(((2 * layer + 1) * D + i) * apart + at)] = readings[2 * h * D + i]
+
+    @cuda.jit(device=True)
+    def add_up(w, h, layer, count, stage, own):
+        """Sums over the shared prompts, or over pieces of them: of m to the slope of v, of k xᵀ to that of U."""
+        e = member()
+        while e < pieces * D * D:
+            i, c, piece = own if single else (e // D % D, e % D, e // (D * D))
+            left, right = ((2 * layer + (1 if c == d else 2)) * D + i) * apart, c * apart
+            total, j = f32(0), piece * count // pieces
+            while j < (piece + 1) * count // pieces:
+                total += stage[u(left + j)] * stage[u(right + j)]
+                j += 1
+            if pieces > 1:
+                stage[u(after_readings + layer * pieces * D * D + e)] = total
+            else:
+                add(w, h, i, c, f64(total))
+            e += members()
+            if single:
+                break
+
+    @cuda.jit(device=True)
+    def join(w, h, layer, stage, own):
+        """The sums over all shared prompts from those over pieces of them."""
+        e = member()
+        while e < D * D:
+            i, c, _ = own if single else (e // D, e % D, 0)
+            total = 0.0
+            for piece in range(pieces):
+                total += f64(stage[u(after_readings + (layer * pieces + piece) * D * D + e)])
+            add(w, h, i, c, total)
+            e += members()
+            if single:
+                break
+
+    @cuda.jit(device=True)
+    def add(w, h, i, c, total):
+        if c == d:
+            w.dv[u(h), u(i)] += total
+        else:
+            w.dU[u(h), u(i), u(c)] += total
+
+    @cuda.jit(device=True)
+    def gradients(soft, line, valid, law, s, lane, part, stage, own):
+        """Add the share of a block's prompts to the slopes of both layers."""
+        if part == 0 and softmax:
+            errors(d, m // 2, 0, s.softmax, valid, s)
+            for c in range(m):
+                weigh(d, c, s.softmax, law, s)
+        if part == 0 and linear:
+            errors(d, n // 2, m, s.linear, valid, s)
+            for c in range(n):
+                weigh(d, c, s.linear, law, s)
+        for h in range(max(m, n) // 2):
             for begin in range(0, prompts, staged):
                 at = lane - begin
                 if part == 0 and 0 <= at < staged:
-                    for i in range(2 * D):
-                        stage[u(i * (staged + 1) + at)] = readings[2 * h * D + i]
                     for i in range(d):
-                        stage[u((2 * D + i) * (staged + 1) + at)] = s.drawn[i]
-                    stage[u((2 * D + d) * (staged + 1) + at)] = f32(1)
+                        stage[u(i * apart + at)] = s.drawn[i]
+                    stage[u(d * apart + at)] = f32(1)
+                    if 2 * h < m:
+                        put(s.softmax, h, 0, at, stage)
+                    if 2 * h < n:
+                        put(s.linear, h, last, at, stage)
                 together()
                 count = min(staged, prompts - begin)
-                e = member()
-                while e < pieces * D * D:
-                    i, c, piece = e // D % D, e % D, e // (D * D)
-                    left, right = (i if c == d else D + i) * (staged + 1), (2 * D + c) * (staged + 1)
-                    total, j = f32(0), piece * count // pieces
-                    while j < (piece + 1) * count // pieces:
-                        total += stage[u(left + j)] * stage[u(right + j)]
-                        j += 1
-                    if pieces > 1:
-                        stage[u(3 * D * (staged + 1) + e)] = total
-                    elif c == d:
-                        w.dv[u(h), u(i)] += f64(total)
-                    else:
-                        w.dU[u(h), u(i), u(c)] += f64(total)
-                    e += members()
+                if 2 * h < m:
+                    add_up(soft, h, 0, count, stage, own)
+                if 2 * h < n:
+                    add_up(line, h, last, count, stage, own)
                 together()
                 if pieces > 1:
-                    e = member()
-                    while e < D * D:
-                        i, c, sum64 = e // D, e % D, 0.0
-                        for piece in range(pieces):
-                            sum64 += f64(stage[u(3 * D * (staged + 1) + piece * D * D + e)])
-                        if c == d:
-                            w.dv[u(h), u(i)] += sum64
-                        else:
-                            w.dU[u(h), u(i), u(c)] += sum64
-                        e += members()
+                    if 2 * h < m:
+                        join(soft, h, 0, stage, own)
+                    if 2 * h < n:
+                        join(line, h, last, stage, own)
                     together()
 
     def run_blocks(order, whole, numbers, laws, softs, lines, states, marks, kept, far, budget):
@@ -312,8 +369,8 @@ def train(kind: Kind) -> Any:
             order,
             order,
         )
-        stage, partial = cuda.shared.array(0, real32), cuda.shared.array(0, real64)
-        along = cuda.shared.array(three_rows, real32)
+        stage = cuda.shared.array(0, real32)  # readings, and before them the sums over parts of the tokens
+        drawn = cuda.shared.array(drawn_size, real32)
         state = states[u(run)]
         _copy(soft, state, 0, False)
         if softmax and linear:
@@ -321,14 +378,20 @@ def train(kind: Kind) -> Any:
         together()
         step, stop, mark = whole[u(run), u(STEP)], whole[u(run), u(STOP)], whole[u(run), u(MARK)]
         diverged, other_diverged = whole[u(run), u(DIVERGED)], whole[u(run), u(OTHER_DIVERGED)]
+        own = member() // D % D, member() % D, member() // (D * D)  # the sum over prompts that this thread computes
         began = cycles()
         going = True
         while going and step < stop:
-            look(soft, law.B, law.Bq, law.plain)
+            begin_look(soft, law.B, law.Bq, law.plain)
             if softmax and linear:
-                if diverged >= 0:  # it stays as it was, but the other must not see such numbers
-                    _silence(soft)
-                look(line, law.B, law.Bq, law.plain)
+                begin_look(line, law.B, law.Bq, law.plain)
+            together()
+            look(soft, law.B, law.plain)
+            if softmax and linear:
+                look(line, law.B, law.plain)
+            together()
+            if softmax and linear and diverged >= 0:  # it stays as it was, but the other must not see such numbers
+                _silence(soft)
             t = u32(step)
             for first in range(0, batch, prompts):
                 prompt = first + lane
@@ -345,30 +408,41 @@ def train(kind: Kind) -> Any:
                     if part == 0:
                         whole_token_readings(length, D, m, n, s, prompt, t, k0, k1)
                 else:
+                    if part == (1 if parts > 1 and helped else 0):
+                        draw_across(length, D, m, n, s, prompt, t, k0, k1)
+                        if parts > 1 and helped:
+                            hand_over(s, lane, drawn)
                     if softmax:
                         if part == 0:
                             orthonormalise(s.columns, 0, m, D, s.E, s.R, m + n, s.work)
                         if one_head:
-                            sums_over_tokens(length, lane, part, parts, s, along, partial, prompt, t, k0, k1)
+                            sums_over_tokens(length, lane, part, parts, s, stage, drawn, prompt, t, k0, k1)
                         else:
                             sums_of_heads(length, m, s.R, m + n, linear, s.S, s.sums, prompt, t, k0, k1)
                         if part == 0:
-                            readings_from_sums(D, m, linear, s, prompt, t, k0, k1)
+                            readings_from_sums(D, m, linear, s)
                     if linear and part == 0:
-                        linear_readings(length, D, n, m, s, prompt, t, k0, k1)
-                if softmax:
-                    gradients(soft, 0, s.softmax, valid, law, s, lane, part, stage)
-                if linear:
-                    gradients(line, m, s.linear, valid, law, s, lane, part, stage)
-            if diverged < 0 and not descend(soft, law.B, law.Bq, law.plain, rate, far):
-                diverged = step
-            going = diverged < 0
+                        linear_readings(length, D, n, m, s)
+                gradients(soft, line, valid, law, s, lane, part, stage, own)
+            begin_slopes(soft, law.B, law.plain)
             if softmax and linear:
-                if other_diverged < 0 and not descend(line, law.B, law.Bq, law.plain, rate, far):
+                begin_slopes(line, law.B, law.plain)
+            together()
+            slopes(soft, law.B, law.plain)
+            if softmax and linear:
+                slopes(line, law.B, law.plain)
+            together()
+            square = set_moved(soft, law.Bq, law.plain, rate)
+            if softmax and linear:
+                other_square = set_moved(line, law.Bq, law.plain, rate)
+                if other_diverged < 0 and not move(line, other_square, far):
                     other_diverged = step
-                going = going or other_diverged < 0
+            if diverged < 0 and not move(soft, square, far):
+                diverged = step
+            going = diverged < 0 or (softmax and linear and other_diverged < 0)
             step += 1
             if mark < marks.shape[1] and marks[u(run), u(mark)] == step:
+                together()
                 _copy(soft, kept[u(run), u(mark)], 0, True)
                 if softmax and linear:
                     _copy(line, kept[u(run), u(mark)], first_size, True)

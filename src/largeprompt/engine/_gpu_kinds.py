@@ -12,16 +12,12 @@ PROMPTS = 4 * WARP  # at most, that a block has threads for at a time
 MOST_PARTS = 4  # threads of a prompt
 REGISTERS = 128  # of a thread: a block of the most threads takes all that there are
 _SHARED_BYTES = 47 * 1024  # of a block, without asking the driver for more
-_ON_CHIP_BYTES = 24 * 1024  # of weights
+_ON_CHIP_BYTES = 8 * 1024  # of weights: more than that would leave no room beside it
+_DRAWN_BYTES = 22 * 1024  # handed over between the threads of a prompt
 
 # what a run's rows of whole numbers and of numbers hold
 WHOLE = LENGTH, BATCH, LOW, HIGH, PLAIN, DIAGONAL, STEP, STOP, MARK, DIVERGED, OTHER_DIVERGED = tuple(range(11))
 NUMBERS = NOISE, RATE, SCALE, OTHER_SCALE = tuple(range(4))
-
-
-def width_for(D: int) -> int:
-    """How many threads go along the columns of matrices of that dimension: a power of two, a warp's at most."""
-    return min(WARP, 2 ** max(D - 1, 1).bit_length())
 
 
 class Heads(NamedTuple):
@@ -48,8 +44,8 @@ class Heads(NamedTuple):
             "v_hat": (h, D),
             "dU": (h, D, D - 1),
             "dv": (h, D),
-            "dK": (k, D),
-            "dQ": (k, D),
+            "dK": (h, k, D),
+            "dQ": (h, k, D),
             "moved": (self.size(D),),
         }
         return {name: (shape, f32 if name in ("U_hat", "v_hat") else f64) for name, shape in wide.items()}
@@ -82,6 +78,17 @@ class Kind(NamedTuple):
         return sum(heads.size(self.d + 1) for heads in self.layers)
 
     @property
+    def width(self) -> int:
+        """How many threads go along the columns of matrices: a power of two, a warp's at most."""
+        return min(WARP, 2 ** max(self.d, 1).bit_length())
+
+    @property
+    def single(self) -> bool:
+        """Whether no thread has more than one entry of a matrix."""
+        tallest = max(self.d + 1, *(max(heads.rank, heads.values) for heads in self.layers))
+        return self.on_chip and self.d < self.width and tallest * self.width <= self.prompts
+
+    @property
     def on_chip(self) -> bool:
         """Whether the weights fit beside what else a block shares."""
         return sum(heads.bytes(self.d + 1) for heads in self.layers) <= _ON_CHIP_BYTES
@@ -89,11 +96,34 @@ class Kind(NamedTuple):
     @property
     def staged(self) -> int:
         """Prompts whose readings a block shares at a time."""
-        room = _SHARED_BYTES - (_ON_CHIP_BYTES if self.on_chip else 0) - 2048
+        fixed = _ON_CHIP_BYTES if self.on_chip else 0
+        room = _SHARED_BYTES - fixed - 4 * self.drawn_rows * self.prompts
         lanes = self.prompts
-        while lanes > 1 and 4 * (lanes + 1) * 3 * (self.d + 1) > room:
+        while lanes > 1 and self._of_readings(lanes) > room:
             lanes = -(-lanes // 2)
         return lanes
+
+    @property
+    def rows_across(self) -> int:
+        """Of what is drawn across the columns of one head of each layer."""
+        return (2 * (1 + (self.linear is not None)) + 2 * (self.linear is not None)) * (self.d + 1)
+
+    @property
+    def helped(self) -> bool:
+        """Whether a second thread of a prompt draws what is random beside the tokens: then a block shares it."""
+        one_head = self.softmax is not None and all(heads.count == 1 for heads in self.layers)
+        return one_head and 4 * (3 + self.rows_across + 4) * self.prompts <= _DRAWN_BYTES
+
+    @property
+    def drawn_rows(self) -> int:
+        """Of what the threads of a prompt hand over to one another."""
+        one_head = self.softmax is not None and self.softmax.count == 1
+        return 3 + (self.rows_across + 4 if self.helped else 0) if one_head else 0
+
+    def _of_readings(self, lanes: int) -> int:
+        """Bytes of the readings of one head of each layer, the query and ones, and of sums of them in pieces."""
+        D, layers = self.d + 1, len(self.layers)
+        return 4 * ((lanes + 1) * (2 * layers + 1) * D + layers * self.pieces * D * D)
 
     @property
     def pieces(self) -> int:
@@ -102,6 +132,4 @@ class Kind(NamedTuple):
 
     def shared_bytes(self, parts: int) -> int:
         """Of readings, or of the sums over tokens of so many threads a prompt."""
-        D = self.d + 1
-        readings = 4 * ((self.staged + 1) * 3 * D + (self.pieces * D * D if self.pieces > 1 else 0))
-        return max(readings, 8 * self.prompts * (SUMS + 1) * (parts - 1))
+        return max(self._of_readings(self.staged), 4 * self.prompts * (SUMS + 1) * (parts - 1))

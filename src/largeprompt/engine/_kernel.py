@@ -14,10 +14,10 @@ import numpy as np
 from ._batch import WIDE_ROWS, Workspace, columns, errors, instances, rows_of, weigh
 from ._elementary import FASTMATH
 from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
-from ._readings import infinite_readings, linear_readings, softmax_readings, whole_token_readings
+from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
 from ._target import tuned
 from ._tokens import WIDE
-from ._weights import descend, look
+from ._weights import begin_look, begin_slopes, look, move, set_moved, slopes
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
@@ -110,6 +110,13 @@ def _silence(w):
                 w.U_hat[h, i, j] = f32(0)
 
 
+@assembled
+def _descend(w, law, rate, far):
+    begin_slopes(w, law.B, law.plain)
+    slopes(w, law.B, law.plain)
+    return move(w, set_moved(w, law.Bq, law.plain, rate), far)
+
+
 @functools.cache
 def trainer(softmax: bool, linear: bool):
     """The compiled loop over steps for layers of softmax heads, of linear heads, or one of each on the same prompts."""
@@ -134,11 +141,13 @@ def _trainer(sources: str, softmax: bool, linear: bool):
         n = 2 * line.K.shape[0] if linear else 0
         for step in range(start, stop):
             if softmax:
-                look(soft, law.B, law.Bq, law.plain)
+                begin_look(soft, law.B, law.Bq, law.plain)
+                look(soft, law.B, law.plain)
                 if diverged[0] >= 0:  # it stays as it was, but the other must not see such numbers
                     _silence(soft)
             if linear:
-                look(line, law.B, law.Bq, law.plain)
+                begin_look(line, law.B, law.Bq, law.plain)
+                look(line, law.B, law.plain)
             for prompt in range(0, batch, LANES):
                 valid = min(batch - prompt, LANES)
                 t = u32(step)
@@ -152,10 +161,11 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                 elif softmax and 2 * m > L:
                     whole_token_readings(L, d + 1, m, n, s, prompt, t, k0, k1)
                 else:
+                    draw_across(L, d + 1, m, n, s, prompt, t, k0, k1)
                     if softmax:
                         softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
                     if linear:
-                        linear_readings(L, d + 1, n, m, s, prompt, t, k0, k1)
+                        linear_readings(L, d + 1, n, m, s)
                 if d >= _LONG:
                     _transpose(s.drawn, d, s.queries)
                 if softmax:
@@ -164,12 +174,12 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                     _gradients(d, line, m, s.linear, valid, law, s)
             going = False
             if softmax:
-                if diverged[0] < 0 and not descend(soft, law.B, law.Bq, law.plain, rate / batch, far):
+                if diverged[0] < 0 and not _descend(soft, law, rate / batch, far):
                     diverged[0] = step
                 going = going or diverged[0] < 0
             if linear:
                 at = 1 if softmax else 0
-                if diverged[at] < 0 and not descend(line, law.B, law.Bq, law.plain, rate / batch, far):
+                if diverged[at] < 0 and not _descend(line, law, rate / batch, far):
                     diverged[at] = step
                 going = going or diverged[at] < 0
             if not going:

@@ -110,6 +110,15 @@ def _clear(y, n):
 
 
 @assembled
+def draw_across(L, D, m, n, w, prompt, step, k0, k1):
+    """What is random beside the tokens: Ξ of m softmax and n linear columns, and the root T of a Wishart matrix."""
+    across = 2 * m if n else m
+    fill_normals(w.xi, 0, (across + n) * D, prompt, step, ACROSS, k0, k1)
+    if n:
+        bartlett(L - across, n, w.T, w.below, prompt, step, k0, k1)
+
+
+@assembled
 def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
     """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
     orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
@@ -117,18 +126,17 @@ def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
         sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
     else:
         sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
-    readings_from_sums(D, m, products, w, prompt, step, k0, k1)
+    readings_from_sums(D, m, products, w)
 
 
 @assembled
-def readings_from_sums(D, m, products, w, prompt, step, k0, k1):
+def readings_from_sums(D, m, products, w):
     """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
     cholesky(w.gram64, across, 2 * m, w.root64)
     _as_float32(w.gram64, 4 * m * m, w.gram)
     _as_float32(w.root64, 4 * m * m, w.root)
-    fill_normals(w.xi, 0, across * D, prompt, step, ACROSS, k0, k1)
     remove_span(w.xi, 0, across, D, w.E, 0, m, w.work)
     _clear(w.softmax, m * D)
     for c in range(m):
@@ -139,15 +147,13 @@ def readings_from_sums(D, m, products, w, prompt, step, k0, k1):
 
 
 @assembled
-def linear_readings(L, D, m, shared, w, prompt, step, k0, k1):
+def linear_readings(L, D, m, shared, w):
     """The readings of the m / 2 linear heads into `w.linear`, on the tokens of `shared` / 2 softmax heads if any.
 
     Their columns come after the shared ones in `w.columns`, and so do their directions in `w.E`.
     """
     n, across = shared + m, 2 * shared
     orthonormalise(w.columns, shared, m, D, w.E, w.R, n, w.work)
-    bartlett(L - across, m, w.T, w.below, prompt, step, k0, k1)
-    fill_normals(w.xi, across * D, m * D, prompt, step, ACROSS, k0, k1)
     remove_span(w.xi, across, m, D, w.E, 0, n, w.work)
     _clear(w.linear, m * D)
     for c in range(m):

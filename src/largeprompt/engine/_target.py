@@ -7,7 +7,7 @@ the GPU, for Numba's simulator of one.
 """
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -72,6 +72,32 @@ def _lanes(context):
         return context.get_constant(types.intp, 1 if _on_gpu(context) else LANES)
 
     return types.intp(), generate
+
+
+def _shared(context):
+    """Whether threads share a step."""
+
+    def generate(context, builder, signature, arguments):
+        return context.get_constant(types.boolean, _on_gpu(context))
+
+    return types.boolean(), generate
+
+
+def _hardware(name: str):
+    """A function of a float32 that a GPU has an instruction for; on a processor it must not be called."""
+
+    def function(context, x):
+        def generate(context, builder, signature, arguments):
+            if not _on_gpu(context):
+                return arguments[0]
+            kind, called = ir.FunctionType(ir.FloatType(), [ir.FloatType()]), f"llvm.nvvm.{name}.approx.ftz.f"
+            found = builder.module.globals.get(called) or ir.Function(builder.module, kind, called)
+            return builder.call(found, arguments)
+
+        return types.float32(types.float32), generate
+
+    function.__name__ = name
+    return function
 
 
 def _member(context):
@@ -177,6 +203,19 @@ if PLAIN_PYTHON:
         """See `_lanes`."""
         return 1
 
+    def shared():
+        """See `_shared`."""
+        return True
+
+    def has_instructions():
+        """Whether there are the three that follow."""
+        return False
+
+    def _none(x):
+        raise NotImplementedError
+
+    ex2 = lg2 = sine = cosine = _none
+
     def member():
         """See `_member`."""
         return _thread().threadIdx.x
@@ -215,6 +254,9 @@ else:
     from_bits: Any = intrinsic(_from_bits)
     tuned: Any = intrinsic(_tuned)
     lanes: Any = intrinsic(_lanes)
+    shared: Any = intrinsic(_shared)
+    has_instructions = shared
+    ex2, lg2, sine, cosine = (cast(Any, intrinsic)(_hardware(name)) for name in ("ex2", "lg2", "sin", "cos"))
     member: Any = intrinsic(_member)
     members: Any = intrinsic(_members)
     across: Any = intrinsic(_across)

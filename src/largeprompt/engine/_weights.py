@@ -5,8 +5,8 @@ learnt. In the coordinates of the sampling tokens are $z = B\hat z$ and queries 
 UB_q$.
 
 Where the threads of a GPU share a step, each computes entries of its own of every matrix, `across(width)` columns and
-`members() // across(width)` rows apart; a processor's one thread computes them all. Loops over them are written out:
-how often a range with a step runs takes a division to know.
+`members() // across(width)` rows apart, at most one where that is `single`; a processor's one thread computes them all.
+Loops over them are written out: how often a range with a step runs takes a division to know.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from ._target import across, all_agree, member, members, together, tuned
+from ._target import across, all_agree, member, members, shared, tuned
 
 # sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
 on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
@@ -42,6 +42,7 @@ class Weights(NamedTuple):
     dQ: np.ndarray
     moved: np.ndarray
     width: int
+    single: bool
 
 
 def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights:
@@ -51,114 +52,122 @@ def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights
     d = D - 1
     room = [np.zeros(shape) for shape in ((h, k, D), (h, k, d), (h, D))]
     seen = [np.zeros(shape, np.float32) for shape in ((h, D, d), (h, D))]
-    slopes = [np.zeros(shape) for shape in ((h, D, d), (h, D), (k, D), (k, D), (K.size + Q.size + V.size + O.size,))]
-    return Weights(K, Q, V, O, learns_K, learns_O, float(scale), *room, *seen, *slopes, 1)
+    slopes = [
+        np.zeros(shape) for shape in ((h, D, d), (h, D), (h, k, D), (h, k, D), (K.size + Q.size + V.size + O.size,))
+    ]
+    return Weights(K, Q, V, O, learns_K, learns_O, float(scale), *room, *seen, *slopes, 1, False)
 
 
 @on_matrices
-def _fill(out, value, width):
-    """All entries of a matrix."""
-    tuned()
-    i = member() // across(width)
-    while i < out.shape[0]:
-        j = member() % across(width)
-        while j < out.shape[1]:
-            out[u(i), u(j)] = value
-            j += across(width)
-        i += members() // across(width)
-
-
-@on_matrices
-def _add_product(a, b, scale, out, width):
-    """out += scale · aᵀ b, four rows of b a pass."""
+def _set_product(a, b, inner, plain, out, w):
+    """out = a b with that inner dimension, or a's first columns where b is the identity."""
     tuned()
     rows, columns = out.shape
-    i = member() // across(width)
+    i = member() // across(w.width)
     while i < rows:
-        k = 0
-        while k + 4 <= b.shape[0]:
-            p, q = scale * a[u(k), u(i)], scale * a[u(k + 1), u(i)]
-            r, s = scale * a[u(k + 2), u(i)], scale * a[u(k + 3), u(i)]
-            j = member() % across(width)
-            while j < columns:
-                two = p * b[u(k), u(j)] + q * b[u(k + 1), u(j)]
-                out[u(i), u(j)] += two + r * b[u(k + 2), u(j)] + s * b[u(k + 3), u(j)]
-                j += across(width)
-            k += 4
-        while k < b.shape[0]:
-            p = scale * a[u(k), u(i)]
-            j = member() % across(width)
-            while j < columns:
-                out[u(i), u(j)] += p * b[u(k), u(j)]
-                j += across(width)
-            k += 1
-        i += members() // across(width)
-
-
-@on_matrices
-def _set_product(a, b, plain, out, width):
-    """out = a b, or a's first columns where b is the identity."""
-    tuned()
-    rows, columns = out.shape
-    i = member() // across(width)
-    while i < rows:
-        j = member() % across(width)
+        j = member() % across(w.width)
         while j < columns:
-            out[u(i), u(j)] = a[u(i), u(j)] if plain else 0.0
-            j += across(width)
-        if not plain:
-            for k in range(b.shape[0]):
-                j = member() % across(width)
-                while j < columns:
+            total = a[u(i), u(j)] if plain else 0.0
+            if shared() and not plain:
+                for k in range(inner):
+                    total += a[u(i), u(k)] * b[u(k), u(j)]
+            out[u(i), u(j)] = total
+            j += across(w.width)
+            if w.single:
+                break
+        if not shared() and not plain:  # vectors along the columns
+            for k in range(inner):
+                for j in range(columns):
                     out[u(i), u(j)] += a[u(i), u(k)] * b[u(k), u(j)]
-                    j += across(width)
-        i += members() // across(width)
+        i += members() // across(w.width)
+        if w.single:
+            break
 
 
 @on_matrices
-def _set_product_transposed(a, b, plain, out, width):
-    """out = a bᵀ; where b is the identity, a itself with zeros after its last column."""
+def _set_product_of_transposed(a, b, inner, scale, out, w):
+    """out = scale · aᵀ b with that inner dimension."""
     tuned()
     rows, columns = out.shape
-    i = member() // across(width)
+    i = member() // across(w.width)
     while i < rows:
-        j = member() % across(width)
+        j = member() % across(w.width)
+        while j < columns:
+            total = 0.0
+            if shared():
+                for k in range(inner):
+                    total += a[u(k), u(i)] * b[u(k), u(j)]
+            out[u(i), u(j)] = scale * total
+            j += across(w.width)
+            if w.single:
+                break
+        if not shared():  # vectors along the columns, four rows of b a pass
+            k = 0
+            while k + 4 <= inner:
+                p, q, r, s = scale * a[k, i], scale * a[k + 1, i], scale * a[k + 2, i], scale * a[k + 3, i]
+                for j in range(columns):
+                    out[i, j] += p * b[k, j] + q * b[k + 1, j] + r * b[k + 2, j] + s * b[k + 3, j]
+                k += 4
+            while k < inner:
+                p = scale * a[k, i]
+                for j in range(columns):
+                    out[i, j] += p * b[k, j]
+                k += 1
+        i += members() // across(w.width)
+        if w.single:
+            break
+
+
+@on_matrices
+def _set_product_with_transposed(a, b, inner, scale, plain, out, w):
+    """out = scale · a bᵀ with that inner dimension; where b is the identity, a itself with zeros after its columns."""
+    tuned()
+    rows, columns = out.shape
+    i = member() // across(w.width)
+    while i < rows:
+        j = member() % across(w.width)
         while j < columns:
             total = 0.0
             if plain:
-                total = a[u(i), u(j)] if j < a.shape[1] else 0.0
+                total = a[u(i), u(j)] if j < inner else 0.0
             else:
-                for k in range(a.shape[1]):
+                for k in range(inner):
                     total += a[u(i), u(k)] * b[u(j), u(k)]
-            out[u(i), u(j)] = total
-            j += across(width)
-        i += members() // across(width)
+            out[u(i), u(j)] = scale * total
+            j += across(w.width)
+            if w.single:
+                break
+        i += members() // across(w.width)
+        if w.single:
+            break
 
 
 @on_matrices
-def _apply(matrix, vector, plain, out):
-    """out = matrix · vector, or the vector itself where the matrix is the identity."""
+def _apply(matrix, vector, n, plain, out, single):
+    """out = matrix · vector, n entries of each, or the vector itself where the matrix is the identity."""
     tuned()
     i = member()
-    while i < len(out):
+    while i < n:
         total = vector[u(i)]
         if not plain:
             total = 0.0
-            for a in range(len(vector)):
+            for a in range(n):
                 total += matrix[u(i), u(a)] * vector[u(a)]
         out[u(i)] = total
         i += members()
+        if single:
+            break
 
 
 @on_matrices
-def look(w, B, Bq, plain):
-    """Û and v̂ of every head, with their slopes at 0; `plain` says that B and Bq are the identity."""
+def begin_look(w, B, Bq, plain):
+    """What `look` needs of K, Q, V and O; `plain` says that B and Bq are the identity."""
     tuned()
     heads, _, D = w.K.shape
     for h in range(heads):
-        _set_product(w.Q[u(h)], Bq, plain, w.Q_hat[u(h)], w.width)
+        _set_product(w.Q[u(h)], Bq, D, plain, w.Q_hat[u(h)], w)
         if w.learns_K:
-            _set_product(w.K[u(h)], B, plain, w.K_hat[u(h)], w.width)
+            _set_product(w.K[u(h)], B, D, plain, w.K_hat[u(h)], w)
         i = member()
         while i < D:
             total = 0.0
@@ -167,17 +176,23 @@ def look(w, B, Bq, plain):
             w.v[u(h), u(i)] = total
             w.dv[u(h), u(i)] = 0.0
             i += members()
-    together()
+            if w.single:
+                break
+
+
+@on_matrices
+def look(w, B, plain):
+    """Û and v̂ of every head, with their slopes at 0, once all threads have begun."""
+    tuned()
+    heads, k, D = w.K.shape
     for h in range(heads):
         U = w.dU[u(h)]
         if w.learns_K:
-            _fill(U, 0.0, w.width)
-            _add_product(w.K_hat[u(h)], w.Q_hat[u(h)], w.scale, U, w.width)
+            _set_product_of_transposed(w.K_hat[u(h)], w.Q_hat[u(h)], k, w.scale, U, w)
         elif plain:
-            _set_product(w.Q_hat[u(h)], B, True, U, w.width)
+            _set_product(w.Q_hat[u(h)], B, D, True, U, w)
         else:
-            _fill(U, 0.0, w.width)
-            _add_product(B, w.Q_hat[u(h)], 1.0, U, w.width)
+            _set_product_of_transposed(B, w.Q_hat[u(h)], D, 1.0, U, w)
         i = member() // across(w.width)
         while i < D:
             j = member() % across(w.width)
@@ -185,52 +200,49 @@ def look(w, B, Bq, plain):
                 w.U_hat[u(h), u(i), u(j)] = U[u(i), u(j)]
                 U[u(i), u(j)] = 0.0
                 j += across(w.width)
+                if w.single:
+                    break
             i += members() // across(w.width)
-        _apply(B.T, w.v[u(h)], plain, w.v_hat[u(h)])
-    together()
+            if w.single:
+                break
+        _apply(B.T, w.v[u(h)], D, plain, w.v_hat[u(h)], w.single)
 
 
 @on_matrices
-def _slopes(w, h, B, Bq, plain):
-    r"""The slopes of head h in K, Q and v, that in v in the room of v.
+def begin_slopes(w, B, plain):
+    r"""Of the slopes in K, Q and v, the one in v, in the room of v, and what the others need.
 
     They are $s\hat Q(\partial\hat U)^\top B^\top$, $s\hat K\,\partial\hat U B_q^\top$ and $B\,\partial\hat v$.
     """
     tuned()
-    k, D = w.dK.shape
-    _apply(B, w.dv[u(h)], plain, w.v[u(h)])
-    dU, Q_hat, K_hat = w.dU[u(h)], w.Q_hat[u(h)], w.K_hat[u(h)]
-    if not w.learns_K:
-        if plain:  # Û = Bᵀ Q B_q: the slope in Q is B ∂Û B_qᵀ
-            _set_product(dU, B, True, Q_hat, w.width)
+    heads, _, D = w.K.shape
+    for h in range(heads):
+        _apply(B, w.dv[u(h)], D, plain, w.v[u(h)], w.single)
+        dU, Q_hat = w.dU[u(h)], w.Q_hat[u(h)]
+        if w.learns_K:
+            _set_product_with_transposed(Q_hat, dU, D - 1, w.scale, False, w.dQ[u(h)], w)
+        elif plain:  # Û = Bᵀ Q B_q: the slope in Q is B ∂Û B_qᵀ
+            _set_product(dU, B, D, True, Q_hat, w)
         else:
-            _set_product(B, dU, False, Q_hat, w.width)
-        together()
-        _set_product_transposed(Q_hat, Bq, plain, w.dQ, w.width)
-        return
-    a = member() // across(w.width)
-    while a < k:
-        i = member() % across(w.width)
-        while i < D:
-            total = 0.0
-            for j in range(D - 1):
-                total += Q_hat[u(a), u(j)] * dU[u(i), u(j)]
-            w.dQ[u(a), u(i)] = w.scale * total
-            i += across(w.width)
-        a += members() // across(w.width)
-    together()
-    _set_product_transposed(w.dQ, B, plain, w.dK, w.width)
-    _fill(Q_hat, 0.0, w.width)
-    _add_product(K_hat.T, dU, w.scale, Q_hat, w.width)
-    together()
-    _set_product_transposed(Q_hat, Bq, plain, w.dQ, w.width)
+            _set_product(B, dU, D, False, Q_hat, w)
+
+
+@on_matrices
+def slopes(w, B, plain):
+    """The slope in K and what the one in Q needs, once all threads have begun."""
+    tuned()
+    heads, _, D = w.K.shape
+    if w.learns_K:
+        for h in range(heads):
+            _set_product_with_transposed(w.dQ[u(h)], B, D, 1.0, plain, w.dK[u(h)], w)
+            _set_product_of_transposed(w.K_hat[u(h)].T, w.dU[u(h)], D, w.scale, w.Q_hat[u(h)], w)
 
 
 @on_matrices
 def _set_moved(w, h, rate, first):
     """Where a step down would lead head h; the sum of the squares of what this thread has of it."""
     tuned()
-    k, D = w.dK.shape
+    _, k, D = w.K.shape
     square = 0.0
     a = member() // across(w.width)
     while a < max(k, w.V.shape[1]):
@@ -238,8 +250,8 @@ def _set_moved(w, h, rate, first):
         while i < D:
             if a < k:
                 at = first + 2 * (a * D + i)
-                K = w.K[u(h), u(a), u(i)] - (rate * w.dK[u(a), u(i)] if w.learns_K else 0.0)
-                Q = w.Q[u(h), u(a), u(i)] - rate * w.dQ[u(a), u(i)]
+                K = w.K[u(h), u(a), u(i)] - (rate * w.dK[u(h), u(a), u(i)] if w.learns_K else 0.0)
+                Q = w.Q[u(h), u(a), u(i)] - rate * w.dQ[u(h), u(a), u(i)]
                 w.moved[u(at)] = K
                 w.moved[u(at + 1)] = Q
                 square += K * K + Q * Q
@@ -248,7 +260,11 @@ def _set_moved(w, h, rate, first):
                 w.moved[u(first + 2 * k * D + a * D + i)] = V
                 square += V * V
             i += across(w.width)
+            if w.single:
+                break
         a += members() // across(w.width)
+        if w.single:
+            break
     first += 2 * k * D + w.V.shape[1] * D
     a = member()
     while a < w.V.shape[1]:
@@ -260,6 +276,8 @@ def _set_moved(w, h, rate, first):
         w.moved[u(first + a)] = O
         square += O * O
         a += members()
+        if w.single:
+            break
     return square
 
 
@@ -267,7 +285,7 @@ def _set_moved(w, h, rate, first):
 def _move(w, h, first):
     """Set head h to where a step down leads it."""
     tuned()
-    k, D = w.dK.shape
+    _, k, D = w.K.shape
     a = member() // across(w.width)
     while a < max(k, w.V.shape[1]):
         i = member() % across(w.width)
@@ -279,24 +297,38 @@ def _move(w, h, first):
             if a < w.V.shape[1]:
                 w.V[u(h), u(a), u(i)] = w.moved[u(first + 2 * k * D + a * D + i)]
             i += across(w.width)
+            if w.single:
+                break
         a += members() // across(w.width)
+        if w.single:
+            break
     first += 2 * k * D + w.V.shape[1] * D
     a = member()
     while a < w.V.shape[1]:
         w.O[u(h), u(a)] = w.moved[u(first + a)]
         a += members()
+        if w.single:
+            break
 
 
 @on_matrices
-def descend(w, B, Bq, plain, rate, far):
-    """One step down dU and dv, unless it ends beyond `far` or nowhere; whether it was taken."""
+def set_moved(w, Bq, plain, rate):
+    """Where a step down would lead, once all threads have slopes: the sum of the squares of this thread's part."""
+    tuned()
+    heads, k, D = w.K.shape
+    square = 0.0
+    for h in range(heads):
+        _set_product_with_transposed(w.Q_hat[u(h)], Bq, D - 1, 1.0, plain, w.dQ[u(h)], w)
+        square += _set_moved(w, h, rate, h * (2 * k * D + w.V.shape[1] * (D + 1)))
+    return square
+
+
+@on_matrices
+def move(w, square, far):
+    """Go there, unless that is beyond `far` or nowhere; whether it was done."""
     tuned()
     heads, k, D = w.K.shape
     size = 2 * k * D + w.V.shape[1] * (D + 1)
-    square = 0.0
-    for h in range(heads):
-        _slopes(w, h, B, Bq, plain)
-        square += _set_moved(w, h, rate, h * size)
     # each comparison is false for NaN; where no thread has much, all have little, and only then need they add up
     if not all_agree(square <= far * far / members()):
         square = 0.0
@@ -306,5 +338,4 @@ def descend(w, B, Bq, plain, rate, far):
             return False
     for h in range(heads):
         _move(w, h, h * size)
-    together()
     return True
