@@ -329,6 +329,16 @@ def died():
     return SimpleNamespace(status="error", exception=lambda: KilledWorker("key", worker, 3))
 
 
+def test_a_scheduler_that_is_gone_is_one_line(store):
+    def gone():
+        raise OSError("Timed out\nat length")
+
+    order = _worker.Order(str(store.folder), "session", "mark", 0.0)
+    driver = _cluster._Driver(SimpleNamespace(nthreads=gone), order, store, lab.SweepWatcher(), threading.Event())
+    with pytest.raises(OSError, match=r"^the scheduler is gone: Timed out; what is finished is in the store, [^\n]*$"):
+        driver.carry_out(list(runs_of(1)))
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
     (run,) = runs_of(1)

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
 from ._engines import with_engines
@@ -25,6 +26,7 @@ _AHEAD = 200  # runs that the scheduler holds at most, or four for each of its t
 _BATCH = 1000
 _LOOK_SECONDS = 1.0
 _GATHER_SECONDS = 0.05
+_KEPT = "what is finished is in the store, and the same command goes on"
 
 
 class Failed(NamedTuple):
@@ -168,6 +170,16 @@ def _connected(distributed: Any, address: str) -> Any:
         raise OSError(f"no Dask scheduler answers at {address!r}: {first}") from None
 
 
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """A scheduler that is gone is an error of one line, whatever Dask raises."""
+    try:
+        yield
+    except (OSError, RuntimeError, CancelledError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OSError(f"the scheduler is gone: {first}; {_KEPT}") from error
+
+
 class _Driver:
     """Keeps a bounded number of runs in the scheduler until all have ended."""
 
@@ -208,7 +220,8 @@ class _Driver:
         """How many threads there are, now and then."""
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
-        threads = sum(self._client.nthreads().values())
+        with _asking():
+            threads = sum(self._client.nthreads().values())
         if not threads and (self._threads or not self._looked):
             self._watcher.noticed("the scheduler has no workers; waiting for some")
         self._threads, self._looked = threads, time.monotonic()
@@ -219,9 +232,9 @@ class _Driver:
         if room < min(ahead // 4, len(waiting)) or room < 1:  # many at once: a submission has a price of its own
             return
         runs = [waiting.pop() for _ in range(room)]
-        futures = self._client.map(
-            carry_out, [r.canonical for r in runs], key=list(map(self._key, runs)), order=self._order
-        )
+        texts, keys = [run.canonical for run in runs], [self._key(run) for run in runs]
+        with _asking():
+            futures = self._client.map(carry_out, texts, key=keys, order=self._order)
         for future, run in zip(futures, runs, strict=True):
             self._out[future.key] = future, run
             future.add_done_callback(self._ready.put)
@@ -238,7 +251,8 @@ class _Driver:
             time.sleep(_GATHER_SECONDS)  # for more of them: what the scheduler holds keeps the workers busy
             while len(found) < _BATCH:
                 found.append(self._ready.get_nowait())
-        told = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
+        with _asking():
+            told = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
         return [(future, told.get(future.key)) for future in found]
 
     def _lost(self, run: Run, future: Any) -> tuple[bool, float]:
@@ -246,7 +260,7 @@ class _Driver:
         from distributed import KilledWorker
 
         if future.status != "error":
-            raise OSError(f"the scheduler let go of run {run.hash[:12]}, or is gone; what is finished is in the store")
+            raise OSError(f"the scheduler let go of run {run.hash[:12]}; {_KEPT}")
         error = future.exception()
         if not isinstance(error, KilledWorker):
             raise OSError(f"a worker cannot begin a run: {type(error).__name__}: {error}")
@@ -289,11 +303,16 @@ class _Driver:
         return 0 if checkpoint is None else int(checkpoint.header["step"])
 
     def _halt(self) -> None:
-        from distributed import wait
-
-        with contextlib.suppress(Exception):  # a worker that cannot be told keeps the checkpoint that it has
+        """Tell every worker to keep checkpoints and end, and wait until they have."""
+        try:
             self._client.run(halt, self._order.session, on_error="ignore")
-            wait([future for future, _ in self._out.values()], timeout=_HALT_SECONDS)
+        except (OSError, RuntimeError, CancelledError) as error:
+            self._watcher.noticed(f"the workers could not be told to stop: {error}")
+            return
+        end = time.monotonic() + _HALT_SECONDS
+        while self._out and time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                self._out.pop(self._ready.get(timeout=_LOOK_SECONDS).key, None)
 
 
 class Pace:
