@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 
 def test_a_finished_run_is_found_bit_for_bit_and_not_run_twice(store, whole, monkeypatch):
     lab.train(RUN, store)
-    monkeypatch.setattr(_execution, "_Sitting", None)
+    monkeypatch.setattr(_execution, "Sitting", None)
     watcher = StopAt(0)
     assert lab.train(RUN, store, watcher=watcher).identical(whole)
     assert watcher.found == [True]
@@ -265,7 +265,7 @@ def test_a_checkpoint_that_outlived_its_run_is_cleared_away(store, whole):
 def test_how_the_work_went_is_kept_apart(store):
     lab.train(RUN, store)
     log = json.loads(store.path(RUN.hash, "json").read_text())
-    assert set(log) == {"seconds", "sittings", "machine", "versions", "finished"}
+    assert set(log) == {"seconds", "sittings", "machine", "device", "versions", "finished"}
 
 
 def test_float32_is_refused(monkeypatch):

@@ -48,5 +48,5 @@ class FusedTrainer(AbstractTrainer):
         layers = tuple(
             with_arrays(layer, w.K, w.Q, w.V, w.O) for layer, w in zip(state.layers, form.in_order(parts), strict=True)
         )
-        ends = (None if end < 0 else int(end) for end in form.in_order(diverged))
+        ends = (None if end < 0 else int(end) for end in form.in_order(diverged.tolist()))
         return State(stop, layers, tuple(ends))

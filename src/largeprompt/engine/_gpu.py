@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from largeprompt._device import Place, checked_device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._form import Form, refusal
@@ -28,6 +29,16 @@ def gpu_refusal() -> str | None:
     except Exception as error:  # whatever a driver says
         return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return None if found else "CUDA finds no device and driver"
+
+
+def fused_place(device: str) -> Place:
+    """Where the compiled loops can be carried out: on a GPU if there is one and it is not refused."""
+    if checked_device(device) == "cpu":
+        return Place("cpu")
+    reason = gpu_refusal()
+    if reason is None:
+        return Place("gpu")
+    return Place("cpu", f"no GPU: {reason}; carried out on the CPU" if device == "gpu" else None)
 
 
 class Laws(NamedTuple):
@@ -65,7 +76,7 @@ class Voyage(NamedTuple):
     training: Training
     state: State
     stop: int
-    marks: Sequence[int] = ()
+    marks: Sequence[int] | np.ndarray = ()
 
 
 class Leg(NamedTuple):
@@ -109,8 +120,8 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
     )
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
     parts = 1
-    if softmax is not None and softmax.count == 1 and math.inf != training.L:
-        parts = 2 if softmax.count == 1 else 1
+    if softmax is not None and softmax.number == 1 and math.inf != training.L:
+        parts = 2 if softmax.number == 1 else 1
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
     return Kind(training.task.dim - 1, softmax, linear, prompts), parts

@@ -37,7 +37,7 @@ from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part
 from ._lanes import on_lanes, orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, across, all_agree, cycles, member, members, together, tuned
-from ._tokens import LOG2_E, arrange, must_shift, sums_of_heads
+from ._tokens import LOG2_E, arrange, leveller, must_shift, sums_of_heads
 from ._weights import Weights, begin_look, begin_slopes, look, move, set_moved, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
@@ -169,7 +169,7 @@ def train(kind: Kind) -> Any:
     """The loop over steps for runs of a kind, compiled when it is first called."""
     d, D, prompts, staged, pieces = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces
     softmax, linear = kind.softmax is not None, kind.linear is not None
-    m, n = (2 * heads.count if heads else 0 for heads in (kind.softmax, kind.linear))
+    m, n = (2 * heads.number if heads else 0 for heads in (kind.softmax, kind.linear))
     one_head, single, helped = m == 2, kind.single, kind.helped
     xi_rows, drawn_size = kind.rows_across, max(kind.drawn_rows, 1) * prompts
     # readings that a block shares: rows of staged prompts, so far apart that threads meet no bank of memory twice
@@ -222,6 +222,7 @@ def train(kind: Kind) -> Any:
             shift = largest_of_part(length, part, parts, prompt, step, k0, k1)
         inner, across = s.R[1], s.R[m + n + 1]
         add_part(length, part, parts, linear, beta, shift, inner, across, prompt, step, k0, k1, s.carried)
+        top = shift
         if parts > 1:
             if part > 0:
                 at = (part - 1) * (SUMS + 1) * prompts + lane
@@ -230,7 +231,6 @@ def train(kind: Kind) -> Any:
                 partial[at + SUMS * prompts] = shift
             together()
             if part == 0:
-                top = shift
                 for other in range(parts - 1):
                     top = max(top, partial[(other * (SUMS + 1) + SUMS) * prompts + lane])
                 for i in range(SUMS):
@@ -242,6 +242,7 @@ def train(kind: Kind) -> Any:
                     other_shift = partial[at + SUMS * prompts]
                     add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
             together()
+        s.sums[14] = leveller(beta, top)
         arrange(m + n, s.R, s.carried, s.sums)
 
     @cuda.jit(device=True)
@@ -420,7 +421,7 @@ def train(kind: Kind) -> Any:
                         else:
                             sums_of_heads(length, m, s.R, m + n, linear, s.S, s.sums, prompt, t, k0, k1)
                         if part == 0:
-                            readings_from_sums(D, m, linear, s)
+                            readings_from_sums(D, m, m + n, linear, s)
                     if linear and part == 0:
                         linear_readings(length, D, n, m, s)
                 gradients(soft, line, valid, law, s, lane, part, stage, own)

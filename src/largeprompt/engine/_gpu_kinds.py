@@ -23,7 +23,7 @@ NUMBERS = NOISE, RATE, SCALE, OTHER_SCALE = tuple(range(4))
 class Heads(NamedTuple):
     """The shapes of one layer's weights."""
 
-    count: int
+    number: int
     rank: int
     values: int
     learns_K: bool
@@ -31,7 +31,7 @@ class Heads(NamedTuple):
 
     def fields(self, D: int) -> dict[str, tuple[tuple[int, ...], type]]:
         """Shape and type of every array of `Weights`."""
-        h, k, r = self.count, self.rank, self.values
+        h, k, r = self.number, self.rank, self.values
         wide = {
             "K": (h, k, D),
             "Q": (h, k, D),
@@ -52,7 +52,7 @@ class Heads(NamedTuple):
 
     def size(self, D: int) -> int:
         """How many numbers the weights are."""
-        return self.count * (2 * self.rank * D + self.values * (D + 1))
+        return self.number * (2 * self.rank * D + self.values * (D + 1))
 
     def bytes(self, D: int) -> int:
         """Of all arrays."""
@@ -111,13 +111,13 @@ class Kind(NamedTuple):
     @property
     def helped(self) -> bool:
         """Whether a second thread of a prompt draws what is random beside the tokens: then a block shares it."""
-        one_head = self.softmax is not None and all(heads.count == 1 for heads in self.layers)
+        one_head = self.softmax is not None and all(heads.number == 1 for heads in self.layers)
         return one_head and 4 * (3 + self.rows_across + 4) * self.prompts <= _DRAWN_BYTES
 
     @property
     def drawn_rows(self) -> int:
         """Of what the threads of a prompt hand over to one another."""
-        one_head = self.softmax is not None and self.softmax.count == 1
+        one_head = self.softmax is not None and self.softmax.number == 1
         return 3 + (self.rows_across + 4 if self.helped else 0) if one_head else 0
 
     def _of_readings(self, lanes: int) -> int:

@@ -10,10 +10,10 @@ from ._elementary import exp2, two_normals
 from ._lanes import on_lanes
 from ._philox import TOKENS, philox
 from ._target import tuned
-from ._tokens import CHUNK, weighed
+from ._tokens import CHUNK, leveller, weighed
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
-SUMS = 11  # as in `_tokens`: w, w g, w h, w f g, w f h, w², w² f, w² f², g², g h, h²
+SUMS = 12  # as in `_tokens`: w, w g, w h, w f g, w f h, w², w² f, w² f², g², g h, h², (f - λ w f)²
 
 
 @on_lanes
@@ -50,14 +50,15 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
     for i in range(SUMS):
         sums[i] = 0.0
     i, pairs, rest = part, (L + 1) // 2, L % 2
+    level = leveller(beta, shift)
     while i < pairs:
         s0, s1, s2, s3 = f32(0), f32(0), f32(0), f32(0)
         s4, s5, s6, s7 = f32(0), f32(0), f32(0), f32(0)
-        s8, s9, s10 = f32(0), f32(0), f32(0)
+        s8, s9, s10, s11 = f32(0), f32(0), f32(0), f32(0)
         last = min(pairs, i + CHUNK * parts)
         while i < last:
             g, h, x, y = two_tokens(i, prompt, step, k0, k1)
-            w, wf = weighed(g, h, beta, shift, along, across)
+            w, f, wf = weighed(g, h, beta, shift, along, across)
             s0 += w
             s1 += w * g
             s2 += w * h
@@ -70,8 +71,10 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
                 s8 += g * g
                 s9 += g * h
                 s10 += h * h
+                f -= level * wf
+                s11 += f * f
             if rest == 0 or i < pairs - 1:
-                w, wf = weighed(x, y, beta, shift, along, across)
+                w, f, wf = weighed(x, y, beta, shift, along, across)
                 s0 += w
                 s1 += w * x
                 s2 += w * y
@@ -84,6 +87,8 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
                     s8 += x * x
                     s9 += x * y
                     s10 += y * y
+                    f -= level * wf
+                    s11 += f * f
             i += parts
         sums[0] += f64(s0)
         sums[1] += f64(s1)
@@ -96,6 +101,7 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
         sums[8] += f64(s8)
         sums[9] += f64(s9)
         sums[10] += f64(s10)
+        sums[11] += f64(s11)
 
 
 @on_lanes
@@ -104,5 +110,5 @@ def add_scaled(beta, shift, other_shift, other, lane, stride, sums):
     tuned()
     factor = 1.0 if other_shift == shift else f64(exp2(beta * (other_shift - shift)))
     for i in range(SUMS):
-        power = factor if i < 5 else factor * factor if i < 8 else 1.0  # products of coordinates have no weight
+        power = factor if i < 5 else factor * factor if i < 8 else 1.0  # the others know of no shift
         sums[i] += power * other[lane + i * stride]

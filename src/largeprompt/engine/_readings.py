@@ -35,6 +35,7 @@ from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
 from ._wishart import bartlett
 
 f32, f64 = np.float32, np.float64
+_LEAST_SQUARE = 1e-30  # of values whose squares float32 holds
 
 
 @on_lanes
@@ -96,6 +97,41 @@ def cholesky(gram, n, stride, root):
 
 
 @on_lanes
+def split_value(R, stride, sums, gram, root):
+    r"""The corner of one head's root that belongs to the coordinates g, made anew so that small scores do no harm.
+
+    For these $e^sf$ is nearly f. What is left of f across a and p is then nearly 0, and its square, taken from the Gram
+    matrix, rounding alone. But $u = f - \lambda e^sf$ differs from f by a sum of multiples of a and p, is as small,
+    and its square has been added up. With b the coordinate of unit size across f, the corner is the root for b, then f,
+    turned back to g: no triangle, but good to the rounding of the sums instead of to its square root.
+    """
+    tuned()
+    for j in range(lanes()):
+        along, across = f64(R[row(1, j)]), f64(R[row(stride + 1, j)])
+        square = along * along + across * across
+        valued = square > _LEAST_SQUARE  # else there is no f to tell from g
+        unit = 1.0 / math.sqrt(square) if valued else 0.0
+        c, s = along * unit, across * unit if valued else 1.0
+        ga, gp, ha, hp = root[row(8, j)], root[row(9, j)], root[row(12, j)], root[row(13, j)]
+        gg, hg, hh = gram[row(10, j)], gram[row(14, j)], gram[row(15, j)]
+        fa, fp, ba, bp = c * ga + s * ha, c * gp + s * hp, s * ga - c * ha, s * gp - c * hp
+        bb = s * s * gg - 2.0 * c * s * hg + c * c * hh - ba * ba - bp * bp
+        fb = c * s * (gg - hh) + (s * s - c * c) * hg - fa * ba - fp * bp
+        Z, scaled = sums[row(0, j)], sums[row(14, j)] * unit  # e^s f = Z p + Σ e^s f a
+        ua = fa - scaled * (Z * root[row(4, j)] + sums[row(1, j)] * root[row(0, j)])
+        up = fp - scaled * Z * root[row(5, j)]
+        without = c * c * gg + 2.0 * c * s * hg + s * s * hh - fa * fa - fp * fp
+        ff = sums[row(15, j)] * unit * unit - ua * ua - up * up if valued else without
+        b = math.sqrt(max(bb, 0.0))
+        slope = fb / b if b > 0.0 else 0.0
+        f = math.sqrt(max(ff - slope * slope, 0.0))
+        root[row(10, j)] = s * b + c * slope
+        root[row(11, j)] = c * f
+        root[row(14, j)] = s * slope - c * b
+        root[row(15, j)] = s * f
+
+
+@on_lanes
 def _as_float32(a, n, out):
     tuned()
     for k in range(n * lanes()):
@@ -126,15 +162,17 @@ def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
         sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
     else:
         sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
-    readings_from_sums(D, m, products, w)
+    readings_from_sums(D, m, n, products, w)
 
 
 @assembled
-def readings_from_sums(D, m, products, w):
-    """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`."""
+def readings_from_sums(D, m, n, products, w):
+    """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`, of n columns."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
     cholesky(w.gram64, across, 2 * m, w.root64)
+    if m == 2 and products:
+        split_value(w.R, n, w.sums, w.gram64, w.root64)
     _as_float32(w.gram64, 4 * m * m, w.gram)
     _as_float32(w.root64, 4 * m * m, w.root)
     remove_span(w.xi, 0, across, D, w.E, 0, m, w.work)
@@ -177,7 +215,7 @@ def _add_shared(D, m, shared, w):
     n, across = shared + m, 2 * shared
     _clear(w.cross, shared * D)
     for i in range(shared):  # Σ_l g_li ζ⊥_l
-        for k in range(shared + i + 1):
+        for k in range(across if shared == 2 else shared + i + 1):  # see `split_value`
             add_multiple(w.cross, i * D, w.root, (shared + i) * across + k, w.xi, k * D, D)
     for c in range(m):
         column = shared + c

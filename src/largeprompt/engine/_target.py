@@ -7,16 +7,16 @@ the GPU, for Numba's simulator of one.
 """
 
 import threading
-from typing import Any, cast
+from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic
 
 LANES = 64  # prompts whose numbers lie side by side on a processor
-PLAIN_PYTHON = bool(numba.config.DISABLE_JIT)  # pyright: ignore[reportAttributeAccessIssue]
+PLAIN_PYTHON = bool(config.DISABLE_JIT)  # pyright: ignore[reportAttributeAccessIssue]
 WARP = 4 if PLAIN_PYTHON else 32  # threads of a GPU that go together; simulated ones are costly
 
 
@@ -185,83 +185,29 @@ def _cycles(context):
     return types.int64(), generate
 
 
-if PLAIN_PYTHON:
-    _thread: Any = threading.current_thread  # the simulator's threads know their place
+def _either(generator: Any, plain: Any) -> Any:
+    """A function that compilers generate, or what stands for it in plain Python."""
+    return plain if PLAIN_PYTHON else intrinsic(generator)
 
-    def as_bits(x):
-        """See `_as_bits`."""
-        return np.float32(x).view(np.uint32)
 
-    def from_bits(bits):
-        """See `_from_bits`."""
-        return np.uint32(bits).view(np.float32)
+def _plain_product(a, b):
+    product = int(a) * int(b)
+    return np.uint32(product >> 32), np.uint32(product & 0xFFFFFFFF)
 
-    def tuned():
-        """See `_tuned`."""
 
-    def lanes():
-        """See `_lanes`."""
-        return 1
-
-    def shared():
-        """See `_shared`."""
-        return True
-
-    def has_instructions():
-        """Whether there are the three that follow."""
-        return False
-
-    def _none(x):
-        raise NotImplementedError
-
-    ex2 = lg2 = sine = cosine = _none
-
-    def member():
-        """See `_member`."""
-        return _thread().threadIdx.x
-
-    def members():
-        """See `_members`."""
-        return _thread()._manager._block_dim[0]
-
-    def across(width):
-        """See `_across`."""
-        return width
-
-    def wide_product(a, b):
-        """See `_wide_product`."""
-        product = int(a) * int(b)
-        return np.uint32(product >> 32), np.uint32(product & 0xFFFFFFFF)
-
-    def xor(a, b, c):
-        """See `_xor`."""
-        return a ^ b ^ c
-
-    def together():
-        """See `_together`."""
-        _thread().syncthreads()
-
-    def all_agree(flag):
-        """See `_all_agree`."""
-        return _thread().syncthreads_and(flag)
-
-    def cycles():
-        """See `_cycles`."""
-        return 0
-
-else:
-    as_bits: Any = intrinsic(_as_bits)
-    from_bits: Any = intrinsic(_from_bits)
-    tuned: Any = intrinsic(_tuned)
-    lanes: Any = intrinsic(_lanes)
-    shared: Any = intrinsic(_shared)
-    has_instructions = shared
-    ex2, lg2, sine, cosine = (cast(Any, intrinsic)(_hardware(name)) for name in ("ex2", "lg2", "sin", "cos"))
-    member: Any = intrinsic(_member)
-    members: Any = intrinsic(_members)
-    across: Any = intrinsic(_across)
-    wide_product: Any = intrinsic(_wide_product)
-    xor: Any = intrinsic(_xor)
-    together: Any = intrinsic(_together)
-    all_agree: Any = intrinsic(_all_agree)
-    cycles: Any = intrinsic(_cycles)
+_thread: Any = threading.current_thread  # the simulator's threads know their place
+as_bits = _either(_as_bits, lambda x: np.float32(x).view(np.uint32))
+from_bits = _either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
+wide_product = _either(_wide_product, _plain_product)
+xor = _either(_xor, lambda a, b, c: a ^ b ^ c)
+tuned = _either(_tuned, lambda: None)
+lanes = _either(_lanes, lambda: 1)
+shared = _either(_shared, lambda: True)
+has_instructions = _either(_shared, lambda: False)  # whether there are the four that follow
+ex2, lg2, sine, cosine = (_either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
+member = _either(_member, lambda: _thread().threadIdx.x)
+members = _either(_members, lambda: _thread()._manager._block_dim[0])
+across = _either(_across, lambda width: width)
+together = _either(_together, lambda: _thread().syncthreads())
+all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
+cycles = _either(_cycles, lambda: 0)

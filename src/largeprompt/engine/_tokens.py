@@ -4,6 +4,10 @@ A head h sees a token through its score $s_h$ and its value $f_h$, both linear i
 an orthonormal basis: $s_h = \sum_iR_{i,2h}g_i$, $f_h = \sum_iR_{i,2h+1}g_i$. With $x_{2h} = e^{s_h}$ and $x_{2h+1} =
 e^{s_h}f_h$ all that a gradient needs are $X_c = \sum x_c$, $\sum x_cg_i$, $\sum x_cx_{c'}$, and for a pair $\sum
 g_ig_{i'}$. Sums of float32 are carried over to float64 every few hundred tokens.
+
+Where scores are small, $e^sf$ is nearly $f$, and what a pair needs of their difference is below the rounding of these
+sums. One head therefore has one more sum for a pair, $\sum(f - \lambda e^sf)^2$, with $\lambda$ near 1 for small
+scores.
 """
 
 import math
@@ -20,7 +24,8 @@ LOG2_E = f32(math.log2(math.e))
 _LARGEST_EXPONENT = 110.0  # of two: float32 ends at 127, and a sum or a value may be large too
 _LARGEST_VALUE = f32(100)  # the square of a value's size up to which that margin does
 CHUNK = 256  # pairs of tokens
-_SUMS = 11
+_SUMS = 12
+_GIVEN = 5  # rows of S before the sums
 _APART = LANES  # the products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
 WIDE = 2 * LANES
 
@@ -82,15 +87,22 @@ def _normals(radial, angular, first, second):
 
 @scalar
 def weighed(g, h, beta, shift, along, across):
-    """The weight 2^(β (g - shift)) of a token with coordinates g and h, and that times its value."""
+    """The weight 2^(β (g - shift)) of a token with coordinates g and h, its value, and their product."""
     w = exp2(beta * (g - shift))
-    return w, w * (along * g + across * h)
+    f = along * g + across * h
+    return w, f, w * f
+
+
+@scalar
+def leveller(beta, shift):
+    """λ with λ 2^(β (g - shift)) = 2^(β (g - β)): small scores or large ones, (1 - λ w)² has a mean below 1."""
+    return exp2(beta * (shift - beta))
 
 
 def _adding(products: bool):
     """One head, two tokens a lane in places 2j and 2j + 1: with or without the products that a linear head needs.
 
-    Rows 0 to 3 of S, of double width: β log2 e, the shift of g, the two coordinates of the value; then sums.
+    Rows 0 to 4 of S, of double width: β log2 e, the shift of g, the two coordinates of the value, λ; then sums.
     """
 
     @on_lanes
@@ -98,19 +110,21 @@ def _adding(products: bool):
         tuned()
         for j in range(WIDE):
             g, h = first[j], second[j]
-            w, wf = weighed(g, h, S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j])
-            S[4 * WIDE + j] += w
-            S[5 * WIDE + j] += w * g
-            S[6 * WIDE + j] += w * h
-            S[7 * WIDE + j] += wf * g
-            S[8 * WIDE + j] += wf * h
-            S[9 * WIDE + j] += w * w
-            S[10 * WIDE + j] += w * wf
-            S[11 * WIDE + j] += wf * wf
+            w, f, wf = weighed(g, h, S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j])
+            S[5 * WIDE + j] += w
+            S[6 * WIDE + j] += w * g
+            S[7 * WIDE + j] += w * h
+            S[8 * WIDE + j] += wf * g
+            S[9 * WIDE + j] += wf * h
+            S[10 * WIDE + j] += w * w
+            S[11 * WIDE + j] += w * wf
+            S[12 * WIDE + j] += wf * wf
             if products:
-                S[12 * WIDE + _APART + j] += g * g
-                S[13 * WIDE + _APART + j] += g * h
-                S[14 * WIDE + _APART + j] += h * h
+                S[13 * WIDE + _APART + j] += g * g
+                S[14 * WIDE + _APART + j] += g * h
+                S[15 * WIDE + _APART + j] += h * h
+                rest = f - S[4 * WIDE + j] * wf
+                S[16 * WIDE + _APART + j] += rest * rest
 
     return add
 
@@ -121,14 +135,14 @@ _add_with_products, _add = _adding(True), _adding(False)
 @scalar
 def _place(i):
     """Where the i-th sum of one head begins."""
-    return (4 + i) * WIDE + (_APART if i >= 8 else 0)
+    return (_GIVEN + i) * WIDE + (_APART if i >= 8 else 0)
 
 
 @on_lanes
-def _carry_wide(S, first_only, sums):
+def _carry_wide(S, products, first_only, sums):
     """Add the sums of both places of a lane, or of the first alone, to the float64 ones; clear them."""
     tuned()
-    for i in range(_SUMS):
+    for i in range(_SUMS if products else _SUMS - 4):
         for j in range(LANES):
             at = np.uintp(_place(i) + 2 * j)
             sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
@@ -157,9 +171,20 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second,
         S[WIDE + 2 * j + 1] = largest
 
 
+@on_lanes
+def _level(S):
+    """Row 4 of S: λ."""
+    tuned()
+    for j in range(WIDE):
+        S[4 * WIDE + j] = leveller(S[j], S[WIDE + j])
+
+
 @assembled
 def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
-    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4) of `w.sums`; R has rows `stride` apart."""
+    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4), λ and Σ (f - λ e^s f)² of `w.sums`.
+
+    R has rows `stride` apart.
+    """
     R, S, sums, carried = w.R, w.S, w.sums, w.carried
     shifted = must_shift(R, 2, stride)
     if shifted:
@@ -171,8 +196,10 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
             S[WIDE + place] = S[WIDE + place] if shifted else f32(0)
             S[2 * WIDE + place] = R[LANES + j]
             S[3 * WIDE + place] = R[row(stride + 1, j)]
+    if products:
+        _level(S)
     for k in range(_SUMS * WIDE + _APART):
-        S[4 * WIDE + k] = f32(0)
+        S[_GIVEN * WIDE + k] = f32(0)
     for k in range(_SUMS * LANES):
         carried[k] = 0.0
     pairs = (L + 1) // 2
@@ -180,20 +207,22 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
         _bits(i, w.bits, w.other, prompt, step, k0, k1)
         last = i == pairs - 1
         if last and L % 2:  # what came before counts for both places, the last for the first alone
-            _carry_wide(S, False, carried)
+            _carry_wide(S, products, False, carried)
         _normals(w.radial, w.angular, w.first, w.second)
         if products:
             _add_with_products(w.first, w.second, S)
         else:
             _add(w.first, w.second, S)
         if last or i % CHUNK == CHUNK - 1:
-            _carry_wide(S, last and L % 2 == 1, carried)
+            _carry_wide(S, products, last and L % 2 == 1, carried)
+    for j in range(LANES):
+        sums[row(14, j)] = S[4 * WIDE + 2 * j]
     arrange(stride, R, carried, sums)
 
 
 @on_lanes
 def arrange(stride, R, carried, sums):
-    """The sums of one head from the eleven that were added up: Σ e^s f follows from Σ e^s g and Σ e^s h."""
+    """The sums of one head from the twelve that were added up, beside λ: Σ e^s f follows from Σ e^s g and Σ e^s h."""
     tuned()
     for j in range(lanes()):
         sums[row(0, j)] = carried[row(0, j)]
@@ -206,6 +235,7 @@ def arrange(stride, R, carried, sums):
             sums[row(at + 1, j)] = carried[row(of + 1, j)]
             sums[row(at + 2, j)] = carried[row(of + 1, j)]
             sums[row(at + 3, j)] = carried[row(of + 2, j)]
+        sums[row(15, j)] = carried[row(11, j)]
 
 
 @on_lanes

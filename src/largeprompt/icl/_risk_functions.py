@@ -35,6 +35,11 @@ class AbstractRisk(eqx.Module):
     def method(self) -> str:
         """How the average is taken."""
 
+    @property
+    def streamed(self) -> bool:
+        """Whether an evaluation already fills the memory that it should, so that several go one after another."""
+        return False
+
     @abc.abstractmethod
     def value_and_gradient(self, layer: AbstractLayer) -> tuple[Float[Array, ""], AbstractLayer]:
         """The risk, and its gradient in the shape of the layer."""
@@ -179,6 +184,10 @@ class OverInstances(AbstractRisk):
     @property
     def method(self) -> str:
         return f"Monte Carlo over {self.keys.shape[0]} instances"
+
+    @property
+    def streamed(self) -> bool:
+        return True
 
     def _loss(self, layer: AbstractLayer, key: PRNGKeyArray) -> Float[Array, ""]:
         of_instance, of_prompt = jax.random.split(key)

@@ -7,8 +7,6 @@ from ._cluster import SweepWatcher as SweepWatcher
 from ._cluster import runs_at_work as runs_at_work
 from ._cluster import sweep_on as sweep_on
 from ._engines import with_engines as with_engines
-from ._execution import Interrupted as Interrupted
-from ._execution import Watcher as Watcher
 from ._execution import train as train
 from ._files import claimed as claimed
 from ._files import leftovers as leftovers
@@ -29,6 +27,8 @@ from ._settings import as_toml as as_toml
 from ._settings import read_toml as read_toml
 from ._settings import runs_from as runs_from
 from ._settings import with_files as with_files
+from ._sitting import Interrupted as Interrupted
+from ._sitting import Watcher as Watcher
 from ._standing import Standing as Standing
 from ._standing import counted as counted
 from ._standing import standings as standings
@@ -42,6 +42,7 @@ from ._study import study_from as study_from
 from ._summary import setting as setting
 from ._summary import summary as summary
 from ._summary import varying as varying
+from ._sweep import place_for as place_for
 from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS

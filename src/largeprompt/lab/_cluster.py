@@ -13,9 +13,10 @@ from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
 from ._engines import with_engines
-from ._execution import CHECKPOINT_SECONDS, Interrupted
+from ._execution import CHECKPOINT_SECONDS
 from ._remote_store import store_at
 from ._run import Run
+from ._sitting import Interrupted
 from ._store import AbstractStore, Store
 from ._sweep import usable_cores
 from ._worker import Order, Told, carry_out, halt

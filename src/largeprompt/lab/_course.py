@@ -1,92 +1,168 @@
+import dataclasses
+import functools
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from largeprompt.attention import AbstractLayer
-from largeprompt.dynamics import State
+from largeprompt.attention import AbstractLayer, MultiHead
+from largeprompt.dynamics import Layers, State
 from largeprompt.icl import AbstractRisk, risk_function
 
+from ._record import Record
 from ._run import Run
 from ._weights import Matrices, circuits, matrices, with_matrices
 
 _evaluating = threading.Lock()  # runs side by side share one compilation
+_TOGETHER = (1, 16, 64)  # layers whose risk is evaluated at once: few numbers of them, since each is compiled
+
+
+class Stretch(NamedTuple):
+    """States of a run after some steps; every array of the layers has these steps first."""
+
+    steps: np.ndarray
+    layers: Layers
+    diverged: tuple[int | None, ...]
+
+
+def alone(state: State) -> Stretch:
+    """One state, as many."""
+    layers = jax.tree.map(lambda leaf: np.asarray(leaf)[None] if eqx.is_array(leaf) else leaf, state.layers)
+    return Stretch(np.array([state.step]), layers, state.diverged)
 
 
 class Course:
-    """What has been recorded of a run so far: for each quantity one array, members first, then recorded steps."""
+    """What has been recorded of a run so far: for each quantity one array, recorded steps first, then members."""
 
     def __init__(self, run: Run, start: State):
-        self._run, self._start = run, [matrices(layer) for layer in start.layers]
+        self.run, self._start = run, [matrices(layer) for layer in start.layers]
         self._steps = run.record.steps(run.steps)
-        self._rows: list[dict[str, np.ndarray]] = []
-        self._risks: list[AbstractRisk] | None = None
+        self._blocks: list[dict[str, np.ndarray]] = []
+        self._count = 0
 
     @property
     def due(self) -> int | None:
         """The next step to record, if one is left."""
-        return int(self._steps[len(self._rows)]) if len(self._rows) < len(self._steps) else None
+        return int(self._steps[self._count]) if self._count < len(self._steps) else None
+
+    @property
+    def all_due(self) -> np.ndarray:
+        """Every step that is left to record."""
+        return self._steps[self._count :]
 
     @property
     def risk(self) -> tuple[float, ...]:
         """The latest risk of each member."""
-        return tuple(float(value) for value in self._rows[-1]["risk"]) if self._rows else ()
+        return tuple(float(value) for value in self._blocks[-1]["risk"][-1]) if self._blocks else ()
 
     @property
     def steps(self) -> np.ndarray:
         """The steps recorded so far."""
-        return self._steps[: len(self._rows)]
+        return self._steps[: self._count]
 
     def add(self, state: State) -> None:
-        """Record a state; of a member that has diverged nothing is known any more."""
-        assert state.step == self.due
-        found = [self._quantities(i, layer) for i, layer in enumerate(state.layers)]
-        for i, at in enumerate(state.diverged):
-            if at is not None:
-                found[i] = {name: np.full_like(value, np.nan) for name, value in found[i].items()}
-        row = {name: np.stack([one[name] for one in found]) for name in found[0]}
-        if "distances" in self._run.record.what and len(found) == 2:
-            apart = _distance(*(matrices(layer) for layer in state.layers))
-            row["distance"] = np.asarray(np.nan if any(at is not None for at in state.diverged) else apart)
-        self._rows.append(row)
+        """Record a state."""
+        add([self], [alone(state)])
 
-    def _quantities(self, i: int, layer: AbstractLayer) -> Matrices:
-        named, what = matrices(layer), self._run.record.what
-        value, stderr = self._risk(i, layer)
-        row = {"risk": value, "risk_stderr": stderr}
-        if "norms" in what:
-            row["norms"] = np.asarray([np.linalg.norm(matrix) for matrix in named.values()])
-        if "distances" in what:
-            row["from_start"] = np.asarray(_distance(named, self._start[i]))
-        if "parameters" in what:
-            row |= named
-        return row | (circuits(layer) if "circuits" in what else {})
-
-    def _risk(self, i: int, layer: AbstractLayer) -> tuple[np.ndarray, np.ndarray]:
-        with _evaluating:
-            if self._risks is None:
-                self._risks = risks(self._run)
-            found = _value_and_error(self._risks[i], jax.tree.map(jnp.asarray, layer))
-            value, stderr = (np.asarray(part, float) for part in found)
-        return value, stderr
+    def extend(self, stretch: Stretch, risk: np.ndarray, stderr: np.ndarray) -> None:
+        """Record some states with the risks of their members; of one that has diverged nothing is known any more."""
+        n, what = len(stretch.steps), self.run.record.what
+        assert np.array_equal(stretch.steps, self.all_due[:n])
+        found, named = [], [_of_many(layer, matrices(layer)) for layer in stretch.layers]
+        for i, (layer, own) in enumerate(zip(stretch.layers, named, strict=True)):
+            block = {"risk": risk[:, i], "risk_stderr": stderr[:, i]}
+            if "norms" in what:
+                block["norms"] = np.stack([_norm(matrix) for matrix in own.values()], axis=1)
+            if "distances" in what:
+                block["from_start"] = _distance(own, self._start[i])
+            if "parameters" in what:
+                block |= own
+            if "circuits" in what:
+                block |= _circuits(layer, n)
+            gone = _gone(stretch, i)
+            found.append({name: _without(gone, values) for name, values in block.items()})
+        rows = {name: np.stack([one[name] for one in found], axis=1) for name in found[0]}
+        if "distances" in what and len(found) == 2:
+            rows["distance"] = _without(_gone(stretch, 0) | _gone(stretch, 1), _distance(*named))
+        self._blocks.append(rows)
+        self._count += n
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All rows, the recorded steps as first axis."""
-        return {name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]} if self._rows else {}
+        if not self._blocks:
+            return {}
+        if len(self._blocks) > 1:
+            joined = {name: np.concatenate([block[name] for block in self._blocks]) for name in self._blocks[0]}
+            self._blocks = [joined]
+        return self._blocks[0]
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on after rows recorded before."""
-        length = len(next(iter(arrays.values()))) if arrays else 0
-        self._rows = [{name: array[i] for name, array in arrays.items()} for i in range(length)]
+        self._count = len(next(iter(arrays.values()))) if arrays else 0
+        self._blocks = [arrays] if self._count else []
 
 
-def risks(run: Run) -> list[AbstractRisk]:
-    """The risk of each member as a function, set up once a run."""
-    task, draws = run.task(), run.record.draws
-    return [risk_function(_generic(layer), task, run.L, draws=draws) for layer in run.layers()]
+def add(courses: Sequence[Course], stretches: Sequence[Stretch]) -> None:
+    """Record states of several runs, the risks of those that share a task, a length and a shape together."""
+    values = [np.zeros((2, len(stretch.steps), len(stretch.layers))) for stretch in stretches]
+    groups: dict[Run, list[int]] = {}
+    for i, (course, stretch) in enumerate(zip(courses, stretches, strict=True)):
+        if len(stretch.steps):
+            groups.setdefault(_setting(course.run), []).append(i)
+    for setting, members in groups.items():
+        for member in range(len(setting.members)):
+            layers = [stretches[i].layers[member] for i in members]
+            stack = jax.tree.map(_joined, *layers)
+            with _evaluating:
+                found = _evaluated(risks(setting)[member], stack, sum(len(stretches[i].steps) for i in members))
+            at = 0
+            for i in members:
+                n = len(stretches[i].steps)
+                values[i][:, :, member] = found[:, at : at + n]
+                at += n
+    for course, stretch, (risk, stderr) in zip(courses, stretches, values, strict=True):
+        if len(stretch.steps):
+            course.extend(stretch, risk, stderr)
+
+
+def _joined(*leaves: Any) -> Any:
+    return np.concatenate(leaves) if eqx.is_array(leaves[0]) else leaves[0]
+
+
+def _evaluated(function: AbstractRisk, stack: AbstractLayer, n: int) -> np.ndarray:
+    """Risks and standard errors of a stack of n layers, in groups of one size."""
+    size = 1 if function.streamed else next((size for size in _TOGETHER if size >= n), _TOGETHER[-1])
+    found = []
+    for first in range(0, n, size):
+        value, error = _values_and_errors(function, _part(stack, np.minimum(np.arange(first, first + size), n - 1)))
+        found.append(np.stack([np.broadcast_to(np.asarray(one, float), size) for one in (value, error)]))
+    return np.concatenate(found, axis=1)[:, :n]
+
+
+def _part(stack: AbstractLayer, taken: np.ndarray) -> AbstractLayer:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[taken]) if eqx.is_array(leaf) else leaf, stack)
+
+
+@eqx.filter_jit
+def _values_and_errors(function: AbstractRisk, layers: AbstractLayer) -> Any:
+    return eqx.filter_vmap(lambda layer: function.value_and_error(layer))(layers)
+
+
+def _setting(run: Run) -> Run:
+    """What the risk of a run depends on."""
+    same: Any = {"steps": 0, "rate": 1.0, "loss_factor": 1.0, "batch": 1, "weight_seed": 0, "data_seed": 0}
+    return dataclasses.replace(run, record=Record(draws=run.record.draws), **same)
+
+
+@functools.lru_cache(maxsize=256)
+def risks(setting: Run) -> list[AbstractRisk]:
+    """The risk of each member as a function, set up once a setting."""
+    task, draws = setting.task(), setting.record.draws
+    return [risk_function(_generic(layer), task, setting.L, draws=draws) for layer in setting.layers()]
 
 
 def _generic(layer: AbstractLayer) -> AbstractLayer:
@@ -95,10 +171,28 @@ def _generic(layer: AbstractLayer) -> AbstractLayer:
     return jax.tree.map(jnp.asarray, with_matrices(layer, moved))
 
 
-@eqx.filter_jit
-def _value_and_error(function: AbstractRisk, layer: AbstractLayer) -> Any:
-    return function.value_and_error(layer)
+def _of_many(layer: AbstractLayer, named: Matrices) -> Matrices:
+    """The matrices of many layers with those first, not the heads."""
+    return {n: np.moveaxis(matrix, 0, 1) for n, matrix in named.items()} if isinstance(layer, MultiHead) else named
 
 
-def _distance(one: Matrices, other: Matrices) -> float:
-    return float(np.sqrt(sum(float(np.sum((one[name] - other[name]) ** 2)) for name in one)))
+def _circuits(layer: AbstractLayer, n: int) -> Matrices:
+    each = [circuits(jax.tree.map(lambda leaf, i=i: leaf[i] if eqx.is_array(leaf) else leaf, layer)) for i in range(n)]
+    return {name: np.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _gone(stretch: Stretch, i: int) -> np.ndarray:
+    at = stretch.diverged[i]
+    return stretch.steps > at if at is not None else np.zeros(len(stretch.steps), bool)
+
+
+def _without(gone: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.where(gone.reshape(-1, *(1,) * (values.ndim - 1)), np.nan, values) if gone.any() else values
+
+
+def _norm(matrix: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.sum(matrix**2, axis=tuple(range(1, matrix.ndim))))
+
+
+def _distance(one: Matrices, other: Matrices) -> np.ndarray:
+    return np.sqrt(sum(_norm(one[name] - other[name]) ** 2 for name in one))

@@ -91,6 +91,10 @@ class Run:
 
     def layers(self) -> tuple[Any, ...]:
         """The layers before the first step, one for each member."""
+        return self._layers
+
+    @functools.cached_property
+    def _layers(self) -> tuple[Any, ...]:
         start = self._shared_start()
         assert start is not None
         return tuple(of_kind(start, kind) for kind in self.members)

@@ -1,12 +1,17 @@
+import contextlib
 import os
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import xarray as xr
 
-from ._execution import CHECKPOINT_SECONDS, Interrupted, Watcher, attempt
+from largeprompt._device import Device, Place, checked_device
+
+from ._execution import CHECKPOINT_SECONDS, attempt
 from ._remote_store import store_at
 from ._run import Run
+from ._sitting import Interrupted, Watcher
 from ._store import AbstractStore
 
 
@@ -24,17 +29,21 @@ def sweep(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     seconds: Mapping[Run, float] | None = None,
     stop: threading.Event | None = None,
+    device: Device = "cpu",
 ) -> list[xr.Dataset]:
     """The results of many runs, `jobs` at a time, those with the most `seconds` to go first.
 
-    Runs that are in the store are not run again. Several processes given the same runs share them. An interrupt
+    On a GPU, where `device` asks for one and there is one, all that the compiled loops apply to go side by side. Runs
+    that are in the store are not run again. Several processes given the same runs share them. An interrupt
     (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`; so does the
     failure of one run.
     """
-    store, watcher = store or store_at(), watcher or Watcher()
+    store, watcher, stop = store or store_at(), watcher or Watcher(), stop or threading.Event()
     expected = seconds or {}
     order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
-    work = _Work(runs, order, store, watcher, checkpoint_seconds, stop or threading.Event())
+    work = _Work(runs, order, store, watcher, checkpoint_seconds, stop)
+    if place_for(device).device == "gpu":
+        work.carry_out_on_gpu()
     ends = [work.begin() for _ in range(jobs or usable_cores())]
     try:
         _wait(ends)
@@ -47,6 +56,28 @@ def sweep(
     if len(work.results) < len(runs):
         raise Interrupted
     return [work.results[i] for i in range(len(runs))]
+
+
+def place_for(device: str) -> Place:
+    """Where runs would be carried out."""
+    if checked_device(device) == "cpu":
+        return Place("cpu")
+    from largeprompt.engine import fused_place  # imports a compiler
+
+    return fused_place(device)
+
+
+@contextlib.contextmanager
+def _interrupts_heard(stop: threading.Event) -> Iterator[None]:
+    """An interrupt sets `stop`, and the work ends at its next pause; elsewhere than in the main thread, none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 def _wait(ends: list[threading.Event]) -> None:
@@ -74,6 +105,19 @@ class _Work:
         self.stop = stop
         self.results: dict[int, xr.Dataset] = {}
         self.failure: BaseException | None = None
+
+    def carry_out_on_gpu(self) -> None:
+        """Those that can be, as many at a time as one process should hold; the others stay in line."""
+        from ._fleet import MOST, carried_out_together  # imports a compiler
+
+        able = [i for i in self._waiting if self._runs[i].resolved.engine == "fused"]
+        for first in range(0, len(able), MOST):
+            batch = able[first : first + MOST]
+            options = self._store, self._watcher, self.stop, self._checkpoint_seconds
+            with _interrupts_heard(self.stop):
+                found = carried_out_together([self._runs[i] for i in batch], *options)
+            self.results |= {i: data for i, data in zip(batch, found, strict=True) if data is not None}
+        self._waiting = [i for i in self._waiting if i not in self.results]
 
     def begin(self) -> threading.Event:
         """Set a thread to work; the event comes when it has ended."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from largeprompt import __version__, use_float64
 
-from ._execution import Interrupted, Watcher, train
+from ._execution import train
 from ._remote_store import store_at
+from ._sitting import Interrupted, Watcher
 from ._store import run_from_text
 
 _stops: dict[str, threading.Event] = {}

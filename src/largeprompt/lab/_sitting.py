@@ -1,0 +1,113 @@
+import contextlib
+import platform
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from largeprompt import __version__
+from largeprompt.dynamics import State
+
+from ._checkpoint import Checkpoint, Damaged
+from ._course import Course
+from ._result import result
+from ._run import Run
+from ._store import AbstractStore
+from ._weights import matrices, with_matrices
+
+
+class Interrupted(Exception):
+    """Work stopped on request; what was done is kept."""
+
+
+class Watcher:
+    """Is told how runs go on; this one keeps still, except about damage."""
+
+    def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
+        """A run has come to `step`, at `speed` steps a second; `risk` is the latest recorded of each member."""
+
+    def ended(self, run: Run, found: bool) -> None:
+        """A run is finished, or was `found` finished."""
+
+    def noticed(self, message: str) -> None:
+        """Something a user should know of."""
+        warnings.warn(message, stacklevel=2)
+
+
+class Sitting:
+    """One process at work on one run, from its last checkpoint to its end or to an interrupt: what it has and keeps."""
+
+    def __init__(self, run: Run, store: AbstractStore, watcher: Watcher, device: str):
+        self.run, self._store, self._device = run, store, device
+        self.trainer = run.trainer()
+        self.state = self.trainer.start()
+        self.course = Course(run, self.state)
+        self.seconds, self._sittings, self._saved_step = 0.0, 1, 0
+        self._resume(watcher)
+
+    def _resume(self, watcher: Watcher) -> None:
+        found: Checkpoint | None = unless_damaged(self._store, self.run, "checkpoint", watcher)
+        if found is None:
+            return
+        header = found.header
+        state = {name: array for name, array in found.arrays.items() if name.startswith("state ")}
+        layers = tuple(
+            with_matrices(layer, {name: state[f"state {i} {name}"] for name in matrices(layer)})
+            for i, layer in enumerate(self.state.layers)
+        )
+        self.state = State(header["step"], layers, tuple(header["diverged"]))
+        self.course.restore({name: array for name, array in found.arrays.items() if name not in state})
+        self.seconds, self._sittings = header["seconds"], header["sittings"] + 1
+        self._saved_step = self.state.step
+
+    def save(self) -> None:
+        """Keep a checkpoint."""
+        header = {
+            "hash": self.run.hash,
+            "run": self.run.canonical,
+            "step": self.state.step,
+            "diverged": self.state.diverged,
+            "seconds": self.seconds,
+            "sittings": self._sittings,
+        }
+        arrays = {
+            f"state {i} {name}": matrix
+            for i, layer in enumerate(self.state.layers)
+            for name, matrix in matrices(layer).items()
+        }
+        with self._explaining_a_full_disk():
+            self._store.keep(self.run.hash, Checkpoint(header, arrays | self.course.arrays()))
+        self._saved_step = self.state.step
+
+    def finish(self) -> xr.Dataset:
+        """Keep the result of a run that has come to its end."""
+        data = result(self.run, self.course, self.state.diverged)
+        versions = {"largeprompt": __version__, "numpy": np.__version__, "jax": jax.__version__}
+        where = {"machine": platform.node(), "device": self._device}
+        log = {"seconds": self.seconds, "sittings": self._sittings, **where, "versions": versions}
+        with self._explaining_a_full_disk():
+            self._store.save(self.run.hash, data, log)
+        return data
+
+    @contextlib.contextmanager
+    def _explaining_a_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"run {self.run.hash[:12]} is kept up to step {self._saved_step} in {self._store.location}"
+            raise OSError(
+                f"{error.strerror or error}: {what}, and goes on from there once it can be written"
+            ) from error
+
+
+def unless_damaged(store: AbstractStore, run: Run, suffix: str, watcher: Watcher) -> Any:
+    """What the store has of a run; a file that cannot be used is named and set aside."""
+    try:
+        return store.load(run.hash) if suffix == "nc" else store.checkpoint(run.hash)
+    except Damaged as error:
+        kept = store.set_aside(run.hash, suffix)
+        watcher.noticed(f"{error}; kept as {kept}, and the run begins anew")
+        return None
