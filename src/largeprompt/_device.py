@@ -1,6 +1,6 @@
 """Where work is carried out: on the processor, or on a GPU."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
@@ -21,11 +21,16 @@ def checked_device(device: str) -> Device:
     return device  # pyright: ignore[reportReturnType]
 
 
+def jax_gpu() -> Any:
+    """The first GPU that JAX sees, if it sees one."""
+    return next((found for found in jax.devices() if found.platform in ("gpu", "cuda", "rocm")), None)
+
+
 def jax_place(device: str) -> Place:
     """Where JAX can carry it out: a GPU if there is one and it is not refused."""
     if checked_device(device) == "cpu":
         return Place("cpu")
-    if any(found.platform in ("gpu", "cuda", "rocm") for found in jax.devices()):
+    if jax_gpu() is not None:
         return Place("gpu")
     asked = f"no GPU: JAX sees {jax.devices()[0].platform} alone (install jax[cuda12]); carried out on the CPU"
     return Place("cpu", asked if device == "gpu" else None)

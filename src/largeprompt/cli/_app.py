@@ -19,6 +19,9 @@ screen, errors = Console(emoji=False), Console(stderr=True, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")]
 Out = Annotated[Path, typer.Option(help="Folder for figures and data.")]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="auto, cpu or gpu: without a GPU, the CPU does it and a line says so.")
+]
 Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:SIZE, diagonal:A,B,...")]
 Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, errors, value
-from ._output import name_files, part_done, print_json, progress, rows, show
+from ._app import Json, Out, app, value
+from ._output import device_of, name_files, part_done, print_json, progress, rows, show
 
 if TYPE_CHECKING:
     from largeprompt._device import Device
@@ -135,9 +135,7 @@ def _place(device: str) -> "Device":
     found = jax_place(device)
     if found.device == "cpu" != jax.devices()[0].platform:  # predictions too
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    if found.remark is not None:
-        errors.print(f"largeprompt: {found.remark}", highlight=False, soft_wrap=True, markup=False)
-    return found.device
+    return device_of(found)
 
 
 def _positive(name: str, text: str) -> float:

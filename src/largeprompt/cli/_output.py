@@ -47,6 +47,13 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
         signal.signal(signal.SIGTERM, before)
 
 
+def device_of(place: Any) -> Any:
+    """The device that there is; where it is not the one asked for, a line says so."""
+    if place.remark is not None:
+        errors.print(f"largeprompt: {place.remark}", highlight=False, soft_wrap=True, markup=False)
+    return place.device
+
+
 def records(data: xr.Dataset) -> dict:
     """A dataset for JSON."""
     return {"settings": data.attrs, "rows": data.to_dataframe().reset_index().to_dict(orient="records")}

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, errors, screen
-from ._output import interruptible, name_files, print_json, progress, show
+from ._app import DeviceName, Json, Out, app, errors, screen
+from ._output import device_of, interruptible, name_files, print_json, progress, show
 from ._train import Folder
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def reproduce(
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
+    device: DeviceName = "auto",
     resume: Resume = False,
     estimate: Estimate = False,
     as_json: Json = False,
@@ -63,7 +64,7 @@ def reproduce(
             "conventions": _conventions(score_scale, loss_factor, query_sigma),
             "store": store,
         }
-    job = paper.job_of(**choice, out=out, jobs=jobs)
+    job = paper.job_of(**choice, out=out, jobs=jobs, device=_device(device))
     plan = _planned(job, as_json, out=None if estimate else out)
     if estimate:
         if as_json:
@@ -90,6 +91,7 @@ def figure(
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
+    device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
     """Make one figure: its pictures and data, from what is in --out already or made anew."""
@@ -97,7 +99,7 @@ def figure(
     from largeprompt.paper.figures import FIGURES
 
     settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
-    job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store)
+    job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store, device=_device(device))
     plan = _planned(job, as_json, out)
     with _followed(plan, out, as_json) as listener:
         datasets, files = job.make_figures(plan, listener)
@@ -123,6 +125,7 @@ def verify(
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
+    device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
     """Judge claims of the paper: what was measured, with its error, and a verdict by one rule."""
@@ -131,7 +134,9 @@ def verify(
 
     settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
     keys = _keys("--claims", claims)
-    job = paper.Job(settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store)
+    job = paper.Job(
+        settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store, device=_device(device)
+    )
     plan = _planned(job, as_json, out)
     with _followed(plan, out, as_json) as listener:
         ledger = job.ledger(job.carry_out(plan, listener))
@@ -149,6 +154,12 @@ def report(
     from largeprompt import paper
 
     name_files(paper.write_report(folder))
+
+
+def _device(device: str) -> Any:
+    from largeprompt import lab
+
+    return device_of(lab.place_for(device))
 
 
 def _conventions(score_scale: float | None, loss_factor: float | None, query_sigma: str | None) -> "Conventions":

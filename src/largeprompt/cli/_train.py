@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, screen, value
-from ._output import interruptible, name_files, print_json, progress, show
+from ._app import DeviceName, Json, Out, app, screen, value
+from ._output import device_of, interruptible, name_files, print_json, progress, show
 
 if TYPE_CHECKING:
     from largeprompt.lab import AbstractStore, Forecast, Run
@@ -65,6 +65,7 @@ def train(
     every: Annotated[Text, _option("--every", "Record every n-th step as well.")] = None,
     draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [32768]")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    device: DeviceName = "auto",
     store: Folder = None,
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
@@ -92,22 +93,23 @@ def train(
         raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.store_at(store)
+    where = device_of(lab.place_for(device))
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
-        expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
+        expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"), where)
     if not as_json:
-        screen.print(_told(expected, len(runs), jobs), highlight=False, soft_wrap=True)
+        screen.print(_told(expected, len(runs), jobs, where), highlight=False, soft_wrap=True)
     if estimate:
         if as_json:
             print_json([], {"estimate": _plain(expected, len(runs), jobs)})
         return
     out.mkdir(parents=True, exist_ok=True)
-    results = _carried_out(runs, folder, jobs, checkpoint, expected)
+    results = _carried_out(runs, folder, jobs, checkpoint, expected, where)
     _report(results, out, as_json, _plain(expected, len(runs), jobs))
 
 
 _RECORD = ("record", "points", "every", "draws")
 _SETTINGS = set(train.__annotations__) - {
-    "config", "jobs", "store", "checkpoint", "estimate", "out", "as_json", "return"
+    "config", "jobs", "device", "store", "checkpoint", "estimate", "out", "as_json", "return"
 }  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _carried_out(
-    runs: "tuple[Run, ...]", store: "AbstractStore", jobs: int, checkpoint: float, expected: "Forecast"
+    runs: "tuple[Run, ...]", store: "AbstractStore", jobs: int, checkpoint: float, expected: "Forecast", device: Any
 ) -> list:
     from largeprompt import lab
 
@@ -130,7 +132,7 @@ def _carried_out(
         return f"{done} of {len(runs)} runs are finished, the others kept in {store.location}"
 
     with interruptible(Bars(runs), kept) as bars:
-        options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each}
+        options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each, "device": device}
         return lab.sweep(runs, store, jobs=jobs, **options)
 
 
@@ -157,11 +159,12 @@ def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
     return {"runs": runs, "to_do": len(expected.each), "jobs": jobs, **sizes}
 
 
-def _told(expected: "Forecast", runs: int, jobs: int) -> str:
+def _told(expected: "Forecast", runs: int, jobs: int, device: str) -> str:
     from largeprompt.lab import duration
 
     if not expected.each:
         return f"{runs} runs, all in the store"
     there = f", {runs - len(expected.each)} in the store" if runs > len(expected.each) else ""
     sizes = f"{expected.memory / 2**20:.0f} MB of memory, {expected.disk / 2**20:.1f} MB of disk"
-    return f"{len(expected.each)} runs to do{there}, {jobs} at a time: about {duration(expected.seconds)}, {sizes}"
+    at_a_time = "side by side on the GPU" if device == "gpu" else f"{jobs} at a time"
+    return f"{len(expected.each)} runs to do{there}, {at_a_time}: about {duration(expected.seconds)}, {sizes}"

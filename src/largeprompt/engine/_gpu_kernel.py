@@ -37,7 +37,7 @@ from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part
 from ._lanes import on_lanes, orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, across, all_agree, cycles, member, members, together, tuned
-from ._tokens import LOG2_E, arrange, leveller, must_shift, sums_of_heads
+from ._tokens import LOG2_E, SHORT, arrange, leveller, must_shift, sums_of_heads
 from ._weights import Weights, begin_look, begin_slopes, look, move, set_moved, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
@@ -243,7 +243,7 @@ def train(kind: Kind) -> Any:
                     add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
             together()
         s.sums[14] = leveller(beta, top)
-        arrange(m + n, s.R, s.carried, s.sums)
+        arrange(m + n, parts == 1 and length <= SHORT, s.R, s.carried, s.sums)
 
     @cuda.jit(device=True)
     def put(readings, h, layer, at, stage):

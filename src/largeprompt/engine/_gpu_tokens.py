@@ -10,7 +10,7 @@ from ._elementary import exp2, two_normals
 from ._lanes import on_lanes
 from ._philox import TOKENS, philox
 from ._target import tuned
-from ._tokens import CHUNK, leveller, weighed
+from ._tokens import CHUNK, SHORT, leveller, recentred, weighed
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 SUMS = 12  # as in `_tokens`: w, w g, w h, w f g, w f h, w², w² f, w² f², g², g h, h², (f - λ w f)²
@@ -44,11 +44,13 @@ def largest_of_part(L, part, parts, prompt, step, k0, k1):
 def add_part(L, part, parts, products, beta, shift, along, across, prompt, step, k0, k1, sums):
     """The sums over the tokens of a part, for scores β g in units of log 2 and values along · g + across · h.
 
-    Float32 within a few hundred tokens, float64 beyond, as on a processor.
+    Float32 within a few hundred tokens, float64 beyond, as on a processor. In short
+    prompts f are counted from `sums[12]`, and `sums[14]` is Σ w f.
     """
     tuned()
-    for i in range(SUMS):
+    for i in range(SUMS + 3):
         sums[i] = 0.0
+    short, top, centre, left = parts == 1 and L <= SHORT, f32(-1e30), f32(0), f32(0)
     i, pairs, rest = part, (L + 1) // 2, L % 2
     level = leveller(beta, shift)
     while i < pairs:
@@ -59,6 +61,15 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
         while i < last:
             g, h, x, y = two_tokens(i, prompt, step, k0, k1)
             w, f, wf = weighed(g, h, beta, shift, along, across)
+            if products:
+                u = f - level * wf
+                s11 += u * u
+            if short:
+                new = f if g > top else centre
+                s3, s4, s6, s7 = recentred(new - centre, s1, s2, s3, s4, s5, s6, s7)
+                wf = w * (f - new)
+                left += wf - (new - centre) * s0
+                top, centre = max(top, g), new
             s0 += w
             s1 += w * g
             s2 += w * h
@@ -71,10 +82,17 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
                 s8 += g * g
                 s9 += g * h
                 s10 += h * h
-                f -= level * wf
-                s11 += f * f
             if rest == 0 or i < pairs - 1:
                 w, f, wf = weighed(x, y, beta, shift, along, across)
+                if products:
+                    u = f - level * wf
+                    s11 += u * u
+                if short:
+                    new = f if x > top else centre
+                    s3, s4, s6, s7 = recentred(new - centre, s1, s2, s3, s4, s5, s6, s7)
+                    wf = w * (f - new)
+                    left += wf - (new - centre) * s0
+                    top, centre = max(top, x), new
                 s0 += w
                 s1 += w * x
                 s2 += w * y
@@ -87,8 +105,6 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
                     s8 += x * x
                     s9 += x * y
                     s10 += y * y
-                    f -= level * wf
-                    s11 += f * f
             i += parts
         sums[0] += f64(s0)
         sums[1] += f64(s1)
@@ -102,6 +118,8 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
         sums[9] += f64(s9)
         sums[10] += f64(s10)
         sums[11] += f64(s11)
+    sums[SUMS] = f64(centre)
+    sums[SUMS + 2] = f64(left)
 
 
 @on_lanes

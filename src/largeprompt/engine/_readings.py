@@ -35,7 +35,8 @@ from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
 from ._wishart import bartlett
 
 f32, f64 = np.float32, np.float64
-_LEAST_SQUARE = 1e-30  # of values whose squares float32 holds
+_ROUNDING = 1e-13  # of float64, in a square less others
+_LEAST_SQUARE = 1e-30  # whose terms float32 holds
 
 
 @on_lanes
@@ -77,7 +78,7 @@ def coefficients(m, sums, products, gram):
 
 @on_lanes
 def cholesky(gram, n, stride, root):
-    """The lower triangular root of n by n Gram matrices; a pivot that rounding made negative counts as 0."""
+    """The lower triangular root of n by n Gram matrices; a pivot that is rounding alone counts as 0."""
     tuned()
     for c in range(n):
         for i in range(c + 1):
@@ -93,7 +94,9 @@ def cholesky(gram, n, stride, root):
                     root[row(at, j)] = root[row(at, j)] / pivot if pivot > 0.0 else 0.0
             else:
                 for j in range(lanes()):
-                    root[row(at, j)] = math.sqrt(max(root[row(at, j)], 0.0))
+                    left = root[row(at, j)]
+                    least = max(_LEAST_SQUARE, _ROUNDING * gram[row(at, j)])
+                    root[row(at, j)] = math.sqrt(left) if left > least else 0.0
 
 
 @on_lanes
@@ -117,8 +120,9 @@ def split_value(R, stride, sums, gram, root):
         fa, fp, ba, bp = c * ga + s * ha, c * gp + s * hp, s * ga - c * ha, s * gp - c * hp
         bb = s * s * gg - 2.0 * c * s * hg + c * c * hh - ba * ba - bp * bp
         fb = c * s * (gg - hh) + (s * s - c * c) * hg - fa * ba - fp * bp
-        Z, scaled = sums[row(0, j)], sums[row(14, j)] * unit  # e^s f = Z p + Σ e^s f a
-        ua = fa - scaled * (Z * root[row(4, j)] + sums[row(1, j)] * root[row(0, j)])
+        Z, scaled = sums[row(0, j)], sums[row(14, j)] * unit
+        values = sums[row(1, j)] + sums[row(16, j)] * Z  # e^s f = Z p + Σ e^s f a
+        ua = fa - scaled * (Z * root[row(4, j)] + values * root[row(0, j)])
         up = fp - scaled * Z * root[row(5, j)]
         without = c * c * gg + 2.0 * c * s * hg + s * s * hh - fa * fa - fp * fp
         ff = sums[row(15, j)] * unit * unit - ua * ua - up * up if valued else without

@@ -7,7 +7,9 @@ g_ig_{i'}$. Sums of float32 are carried over to float64 every few hundred tokens
 
 Where scores are small, $e^sf$ is nearly $f$, and what a pair needs of their difference is below the rounding of these
 sums. One head therefore has one more sum for a pair, $\sum(f - \lambda e^sf)^2$, with $\lambda$ near 1 for small
-scores.
+scores. Where scores are large, one token has nearly all weight, and what $e^sf$ is across $e^s$ cancels. In short
+prompts, where this is common, the f of one head are therefore counted from that of the token with the largest score so
+far: then the terms that cancel are 0.
 """
 
 import math
@@ -26,8 +28,12 @@ _LARGEST_VALUE = f32(100)  # the square of a value's size up to which that margi
 CHUNK = 256  # pairs of tokens
 _SUMS = 12
 _GIVEN = 5  # rows of S before the sums
+SHORT = 64  # tokens of a prompt, up to which values are counted from one of them
 _APART = LANES  # the products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
 WIDE = 2 * LANES
+_TOP, _CENTRE = 17 * WIDE + _APART, 18 * WIDE + _APART  # in S: the largest g so far, and the value of that token
+_LEFT = 19 * WIDE + _APART  # Σ w f, counted from there
+_LOW = f32(-1e30)
 
 
 @scalar
@@ -99,7 +105,14 @@ def leveller(beta, shift):
     return exp2(beta * (shift - beta))
 
 
-def _adding(products: bool):
+@scalar
+def recentred(by, wg, wh, fg, fh, ww, wf, ff):
+    """The sums that have values in them, those of w f g, w f h, w² f and w² f², once all values are less by so much."""
+    less = wf - by * ww
+    return fg - by * wg, fh - by * wh, less, ff - by * (wf + less)
+
+
+def _adding(products: bool, centred: bool):
     """One head, two tokens a lane in places 2j and 2j + 1: with or without the products that a linear head needs.
 
     Rows 0 to 4 of S, of double width: β log2 e, the shift of g, the two coordinates of the value, λ; then sums.
@@ -111,6 +124,19 @@ def _adding(products: bool):
         for j in range(WIDE):
             g, h = first[j], second[j]
             w, f, wf = weighed(g, h, S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j])
+            if products:
+                rest = f - S[4 * WIDE + j] * wf
+                S[16 * WIDE + _APART + j] += rest * rest
+            if centred:
+                top, centre = S[_TOP + j], S[_CENTRE + j]
+                new = f if g > top else centre
+                sg, sh, ss = S[6 * WIDE + j], S[7 * WIDE + j], S[10 * WIDE + j]
+                fg, fh, sf, ff = S[8 * WIDE + j], S[9 * WIDE + j], S[11 * WIDE + j], S[12 * WIDE + j]
+                fg, fh, sf, ff = recentred(new - centre, sg, sh, fg, fh, ss, sf, ff)
+                S[8 * WIDE + j], S[9 * WIDE + j], S[11 * WIDE + j], S[12 * WIDE + j] = fg, fh, sf, ff
+                S[_TOP + j], S[_CENTRE + j] = max(top, g), new
+                wf = w * (f - new)
+                S[_LEFT + j] += wf - (new - centre) * S[5 * WIDE + j]
             S[5 * WIDE + j] += w
             S[6 * WIDE + j] += w * g
             S[7 * WIDE + j] += w * h
@@ -123,13 +149,12 @@ def _adding(products: bool):
                 S[13 * WIDE + _APART + j] += g * g
                 S[14 * WIDE + _APART + j] += g * h
                 S[15 * WIDE + _APART + j] += h * h
-                rest = f - S[4 * WIDE + j] * wf
-                S[16 * WIDE + _APART + j] += rest * rest
 
     return add
 
 
-_add_with_products, _add = _adding(True), _adding(False)
+_add_with_products, _add = _adding(True, False), _adding(False, False)
+_add_centred_with_products, _add_centred = _adding(True, True), _adding(False, True)
 
 
 @scalar
@@ -139,9 +164,53 @@ def _place(i):
 
 
 @on_lanes
-def _carry_wide(S, products, first_only, sums):
+def _begin(S):
+    """Clear the sums; no token so far."""
+    tuned()
+    for k in range(_SUMS * WIDE + _APART):
+        S[_GIVEN * WIDE + k] = f32(0)
+    for j in range(WIDE):
+        S[_TOP + j], S[_CENTRE + j], S[_LEFT + j] = _LOW, f32(0), f32(0)
+
+
+@on_lanes
+def _carry_centred(S, products, first_only, sums):
+    """Add the sums of both places, or of the first alone, whose values are counted from different tokens; clear them.
+
+    Then all are counted from that with the largest score: rows 12 to 14 of `sums`, its value, its g, and Σ w f.
+    """
+    tuned()
+    for place in range(1 if first_only else 2):
+        for j in range(LANES):
+            at = np.uintp(2 * j + place)
+            centre, top = f64(S[_CENTRE + at]), f64(S[_TOP + at])
+            old = sums[row(12, j)]
+            new = centre if top > sums[row(13, j)] else old
+            sums[row(12, j)], sums[row(13, j)] = new, max(top, sums[row(13, j)])
+            w, wg, wh = f64(S[5 * WIDE + at]), f64(S[6 * WIDE + at]), f64(S[7 * WIDE + at])
+            fg, fh, ww = f64(S[8 * WIDE + at]), f64(S[9 * WIDE + at]), f64(S[10 * WIDE + at])
+            wf, ff = f64(S[11 * WIDE + at]), f64(S[12 * WIDE + at])
+            fg, fh, wf, ff = recentred(new - centre, wg, wh, fg, fh, ww, wf, ff)
+            x, y, xx = sums[row(1, j)], sums[row(2, j)], sums[row(5, j)]
+            vx, vy, xv, vv = sums[row(3, j)], sums[row(4, j)], sums[row(6, j)], sums[row(7, j)]
+            vx, vy, xv, vv = recentred(new - old, x, y, vx, vy, xx, xv, vv)
+            sums[row(14, j)] += S[_LEFT + at] - (new - centre) * w - (new - old) * sums[j]
+            sums[j] += w
+            sums[row(1, j)], sums[row(2, j)], sums[row(3, j)], sums[row(4, j)] = x + wg, y + wh, vx + fg, vy + fh
+            sums[row(5, j)], sums[row(6, j)], sums[row(7, j)] = xx + ww, xv + wf, vv + ff
+            if products:
+                for i in range(8, _SUMS):
+                    sums[row(i, j)] += S[np.uintp(_place(i)) + at]
+    _begin(S)
+
+
+@on_lanes
+def _carry_wide(S, products, centred, first_only, sums):
     """Add the sums of both places of a lane, or of the first alone, to the float64 ones; clear them."""
     tuned()
+    if centred:
+        _carry_centred(S, products, first_only, sums)
+        return
     for i in range(_SUMS if products else _SUMS - 4):
         for j in range(LANES):
             at = np.uintp(_place(i) + 2 * j)
@@ -181,7 +250,7 @@ def _level(S):
 
 @assembled
 def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
-    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4), λ and Σ (f - λ e^s f)² of `w.sums`.
+    """The sums of one head: rows X (2), x·g (4), x·x (4), g·g (4), λ, Σ (f - λ e^s f)² and what f are counted from.
 
     R has rows `stride` apart.
     """
@@ -198,35 +267,43 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
             S[3 * WIDE + place] = R[row(stride + 1, j)]
     if products:
         _level(S)
-    for k in range(_SUMS * WIDE + _APART):
-        S[_GIVEN * WIDE + k] = f32(0)
-    for k in range(_SUMS * LANES):
-        carried[k] = 0.0
+    _begin(S)
+    for j in range(LANES):
+        for i in range(_SUMS + 3):
+            carried[row(i, j)] = 0.0
+        carried[row(13, j)] = _LOW
+    short = L <= SHORT
     pairs = (L + 1) // 2
     for i in range(pairs):
         _bits(i, w.bits, w.other, prompt, step, k0, k1)
         last = i == pairs - 1
         if last and L % 2:  # what came before counts for both places, the last for the first alone
-            _carry_wide(S, products, False, carried)
+            _carry_wide(S, products, short, False, carried)
         _normals(w.radial, w.angular, w.first, w.second)
-        if products:
+        if short and products:
+            _add_centred_with_products(w.first, w.second, S)
+        elif short:
+            _add_centred(w.first, w.second, S)
+        elif products:
             _add_with_products(w.first, w.second, S)
         else:
             _add(w.first, w.second, S)
         if last or i % CHUNK == CHUNK - 1:
-            _carry_wide(S, products, last and L % 2 == 1, carried)
+            _carry_wide(S, products, short, last and L % 2 == 1, carried)
     for j in range(LANES):
         sums[row(14, j)] = S[4 * WIDE + 2 * j]
-    arrange(stride, R, carried, sums)
+    arrange(stride, short, R, carried, sums)
 
 
 @on_lanes
-def arrange(stride, R, carried, sums):
+def arrange(stride, short, R, carried, sums):
     """The sums of one head from the twelve that were added up, beside λ: Σ e^s f follows from Σ e^s g and Σ e^s h."""
     tuned()
     for j in range(lanes()):
         sums[row(0, j)] = carried[row(0, j)]
-        sums[row(1, j)] = R[row(1, j)] * carried[row(1, j)] + R[row(stride + 1, j)] * carried[row(2, j)]
+        of_value = R[row(1, j)] * carried[row(1, j)] + R[row(stride + 1, j)] * carried[row(2, j)]
+        sums[row(1, j)] = carried[row(14, j)] if short else of_value
+        sums[row(16, j)] = carried[row(12, j)]
         for i in range(4):
             sums[row(2 + i, j)] = carried[row(1 + i, j)]
         for block in range(2):  # x·x and g·g, symmetric

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -17,7 +18,7 @@ from ._record import Record
 from ._run import Run
 from ._weights import Matrices, circuits, matrices, with_matrices
 
-_evaluating = threading.Lock()  # runs side by side share one compilation
+_evaluating, _setting_up = threading.Lock(), threading.Lock()  # runs side by side share one compilation
 _TOGETHER = (1, 16, 64)  # layers whose risk is evaluated at once: few numbers of them, since each is compiled
 
 
@@ -40,6 +41,7 @@ class Course:
 
     def __init__(self, run: Run, start: State):
         self.run, self._start = run, [matrices(layer) for layer in start.layers]
+        self.setting = _setting(run)
         self._steps = run.record.steps(run.steps)
         self._blocks: list[dict[str, np.ndarray]] = []
         self._count = 0
@@ -106,19 +108,23 @@ class Course:
         self._blocks = [arrays] if self._count else []
 
 
-def add(courses: Sequence[Course], stretches: Sequence[Stretch]) -> None:
-    """Record states of several runs, the risks of those that share a task, a length and a shape together."""
+def add(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None) -> None:
+    """Record states of several runs, the risks of those that share a task, a length and a shape together.
+
+    Risks are evaluated by JAX's default device, or by the GPU given.
+    """
     values = [np.zeros((2, len(stretch.steps), len(stretch.layers))) for stretch in stretches]
     groups: dict[Run, list[int]] = {}
     for i, (course, stretch) in enumerate(zip(courses, stretches, strict=True)):
         if len(stretch.steps):
-            groups.setdefault(_setting(course.run), []).append(i)
+            groups.setdefault(course.setting, []).append(i)
     for setting, members in groups.items():
         for member in range(len(setting.members)):
             layers = [stretches[i].layers[member] for i in members]
             stack = jax.tree.map(_joined, *layers)
-            with _evaluating:
-                found = _evaluated(risks(setting)[member], stack, sum(len(stretches[i].steps) for i in members))
+            with _evaluating, jax.default_device(gpu) if gpu else contextlib.nullcontext():
+                functions = risks(setting) if gpu is None else _on_gpu(setting, gpu)
+                found = _evaluated(functions[member], stack, sum(len(stretches[i].steps) for i in members))
             at = 0
             for i in members:
                 n = len(stretches[i].steps)
@@ -158,11 +164,23 @@ def _setting(run: Run) -> Run:
     return dataclasses.replace(run, record=Record(draws=run.record.draws), **same)
 
 
-@functools.lru_cache(maxsize=256)
 def risks(setting: Run) -> list[AbstractRisk]:
     """The risk of each member as a function, set up once a setting."""
+    with _setting_up:
+        return _risks(setting)
+
+
+@functools.lru_cache(maxsize=256)
+def _risks(setting: Run) -> list[AbstractRisk]:
     task, draws = setting.task(), setting.record.draws
     return [risk_function(_generic(layer), task, setting.L, draws=draws) for layer in setting.layers()]
+
+
+@functools.lru_cache(maxsize=256)
+def _on_gpu(setting: Run, gpu: Any) -> list[AbstractRisk]:
+    with jax.default_device(jax.devices("cpu")[0]):  # many small operations
+        functions = risks(setting)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, gpu) if eqx.is_array(leaf) else leaf, functions)
 
 
 def _generic(layer: AbstractLayer) -> AbstractLayer:

@@ -4,13 +4,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import xarray as xr
 
+from largeprompt._device import jax_gpu
 from largeprompt.engine import Fleet, Voyage
 
-from ._course import Stretch, add, alone
+from ._course import Course, Stretch, add, alone, risks
+from ._engines import with_engines
 from ._execution import claimed_unless_found
 from ._run import Run
 from ._sitting import Interrupted, Sitting, Watcher
@@ -18,6 +21,7 @@ from ._store import AbstractStore
 from ._verdict import bayes, yardstick
 
 MOST = 2048  # runs at a time
+SECONDS, LONGEST = 1.0, 3.0  # of a launch
 
 
 def carried_out_together(
@@ -25,14 +29,15 @@ def carried_out_together(
 ) -> list[xr.Dataset | None]:
     """The results of runs that the compiled loops apply to; None for those that another process is at."""
     results: list[xr.Dataset | None] = [None] * len(runs)
-    with contextlib.ExitStack() as all_claims:
-        work = _Work(store, watcher, stop, checkpoint_seconds)
-        for i, run in enumerate(runs):
+    # many small operations: the processor is faster at them than a GPU at being asked for them
+    with jax.default_device(jax.devices("cpu")[0]), contextlib.ExitStack() as all_claims:
+        work = _Work(watcher, stop, checkpoint_seconds)
+        for i, run in enumerate(with_engines(runs)):
             claim = all_claims.enter_context(contextlib.ExitStack())
-            found, alone = claim.enter_context(claimed_unless_found(run.resolved, store, watcher))
+            found, alone = claim.enter_context(claimed_unless_found(run, store, watcher))
             results[i] = found
             if alone:
-                work.take(i, Sitting(run.resolved, store, watcher, "gpu"), claim)
+                work.take(i, Sitting(run, store, watcher, "gpu"), claim)
         work.carry_out()
     return [found if found is not None else work.results.get(i) for i, found in enumerate(results)]
 
@@ -40,8 +45,9 @@ def carried_out_together(
 class _Work:
     """The runs that are this process's to carry out, by their number."""
 
-    def __init__(self, store: AbstractStore, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
-        self._store, self._watcher, self._stop, self._every = store, watcher, stop, checkpoint_seconds
+    def __init__(self, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
+        self._watcher, self._stop, self._every = watcher, stop, checkpoint_seconds
+        self._gpu = jax_gpu()
         self._sittings: dict[int, Sitting] = {}
         self._claims: dict[int, contextlib.ExitStack] = {}
         self.results: dict[int, xr.Dataset] = {}
@@ -54,60 +60,64 @@ class _Work:
         """All of them, or as far as they have come when `stop` is set."""
         if not self._sittings:
             return
-        _search_for_optima([sitting.run for sitting in self._sittings.values()])
-        self._record_what_is_due()
+        threading.Thread(target=_prepare, args=([s.course for s in self._sittings.values()],), daemon=True).start()
         numbers = list(self._sittings)
         fleet = Fleet([self._voyage(self._sittings[i]) for i in numbers])
         began = saved = time.monotonic()
         before = {i: sitting.seconds for i, sitting in self._sittings.items()}
-        self._finish([i for i in numbers if self._sittings[i].course.due is None])
-        while self._sittings:
-            at = time.monotonic()
-            legs = {numbers[i]: leg for i, leg in fleet.advance().items()}
-            for i, leg in legs.items():
-                sitting = self._sittings[i]
-                speed = (leg.state.step - sitting.state.step) / max(time.monotonic() - at, 1e-9)
-                sitting.state = leg.state
-                sitting.seconds = before[i] + time.monotonic() - began
-                self._watcher.moved(sitting.run, leg.state.step, speed, sitting.course.risk)
-            courses = [self._sittings[i].course for i in legs]
-            add(courses, [Stretch(leg.steps, leg.kept, leg.state.diverged) for leg in legs.values()])
-            self._finish([i for i in legs if self._sittings[i].course.due is None])
-            if self._stop.is_set():
-                self._save()
-                raise Interrupted
-            if time.monotonic() - saved >= self._every:
-                self._save()
-                saved = time.monotonic()
+        starts = {i: alone(s.state) for i, s in self._sittings.items() if s.course.due == s.state.step}
+        seconds, ending = SECONDS, []
+        with ThreadPoolExecutor(4) as writers:
+            while self._sittings:
+                launched = time.monotonic()
+                legs = {numbers[i]: leg for i, leg in fleet.advance(seconds).items()}
+                landed = time.monotonic()
+                for i, leg in legs.items():
+                    sitting = self._sittings[i]
+                    speed = (leg.state.step - sitting.state.step) / max(landed - launched, 1e-9)
+                    sitting.state, sitting.seconds = leg.state, before[i] + landed - began
+                    self._watcher.moved(sitting.run, leg.state.step, speed, sitting.course.risk)
+                self._record(starts)
+                self._record({i: Stretch(leg.steps, leg.kept, leg.state.diverged) for i, leg in legs.items()})
+                starts = {}
+                for i in [i for i, sitting in self._sittings.items() if sitting.course.due is None]:
+                    ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
+                if self._stop.is_set():
+                    self._save()
+                    raise Interrupted
+                if time.monotonic() - saved >= self._every:
+                    self._save()
+                    saved = time.monotonic()
+                # the card waits meanwhile: a small part of the time
+                seconds = min(LONGEST, max(SECONDS, 8 * (time.monotonic() - landed)))
+        for end in ending:
+            end.result()  # or what went wrong
+
+    def _record(self, stretches: dict[int, Stretch]) -> None:
+        add([self._sittings[i].course for i in stretches], list(stretches.values()), self._gpu)
 
     def _voyage(self, sitting: Sitting) -> Voyage:
-        return Voyage(sitting.run.training(), sitting.state, sitting.run.steps, sitting.course.all_due)
+        later = sitting.course.all_due[sitting.course.all_due > sitting.state.step]
+        return Voyage(sitting.run.training(), sitting.state, sitting.run.steps, later)
 
-    def _record_what_is_due(self) -> None:
-        """The start, or where a checkpoint was made just before a record."""
-        due = [sitting for sitting in self._sittings.values() if sitting.course.due == sitting.state.step]
-        add([sitting.course for sitting in due], [alone(sitting.state) for sitting in due])
-
-    def _finish(self, numbers: Sequence[int]) -> None:
-        for i in numbers:
-            sitting = self._sittings.pop(i)
+    def _finish(self, i: int, sitting: Sitting) -> None:
+        with jax.default_device(jax.devices("cpu")[0]):
             self.results[i] = sitting.finish()
-            self._claims.pop(i).close()
-            self._watcher.ended(sitting.run, found=False)
+        self._claims.pop(i).close()
+        self._watcher.ended(sitting.run, found=False)
 
     def _save(self) -> None:
         for sitting in self._sittings.values():
             sitting.save()
 
 
-def _search_for_optima(runs: Sequence[Run]) -> None:
-    """What results are held against, sought by the processor while the GPU trains."""
-
-    def search() -> None:
-        with jax.default_device(jax.devices("cpu")[0]):
-            for run in runs:
-                for member in run.members:
-                    yardstick(run, member)
-                bayes(run)
-
-    threading.Thread(target=search, daemon=True).start()
+def _prepare(courses: Sequence[Course]) -> None:
+    """Risks as functions, and what results are held against: sought by the processor while the GPU trains."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        settings = dict.fromkeys(course.setting for course in courses)
+        for setting in settings:
+            risks(setting)
+        for setting in settings:
+            for member in setting.members:
+                yardstick(setting, member)
+            bayes(setting)

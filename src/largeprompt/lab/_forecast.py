@@ -3,11 +3,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+
+from largeprompt._device import Device
+
+from ._engines import with_engines
 from ._run import Run
 from ._store import AbstractStore
+from ._sweep import place_for
 from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
+_LAUNCH_SECONDS = 0.5  # on a GPU, where the runs of a sweep go side by side
 
 
 class Forecast(NamedTuple):
@@ -24,22 +31,40 @@ def forecast(
     store: AbstractStore,
     jobs: int,
     measured: Callable[[Run, float], None] = lambda run, speed: None,
+    device: Device = "cpu",
 ) -> Forecast:
     """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
-    speeds: dict[tuple, float] = {}
-    each, sizes = {}, []
-    for run in runs:
-        if store.finished(run.hash):
-            continue
+    to_do = [run for run, named in zip(runs, with_engines(runs), strict=True) if not store.finished(named.hash)]
+    together = [run for run in to_do if run.resolved.engine == "fused"] if place_for(device).device == "gpu" else []
+    speeds = dict(zip(map(_kind, together), _speeds_on_gpu(together), strict=True)) if together else {}
+    for run in to_do:
         kind = _kind(run)
         if kind not in speeds:
             speeds[kind] = _speed(run)
             measured(run, speeds[kind])
-        each[run] = (run.steps - _done(run, store)) / speeds[kind]
-        sizes.append(recorded_bytes(run))
+    each = {run: (run.steps - _done(run, store)) / speeds[_kind(run)] for run in to_do}
+    sizes = [recorded_bytes(run) for run in to_do]
     # rows as they come, once more as one array, once more as the file's bytes
-    held = 3 * sum(sorted(sizes, reverse=True)[:jobs])
-    return Forecast(_makespan(list(each.values()), jobs), _peak_memory() + held, sum(sizes), each)
+    held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, len(together))])
+    seconds = max((each[run] for run in together), default=0.0)
+    seconds += _makespan([each[run] for run in to_do if run not in together], jobs)
+    return Forecast(seconds, _peak_memory() + held, sum(sizes), each)
+
+
+def _speeds_on_gpu(runs: Sequence[Run]) -> list[float]:
+    """Steps a second of each run when all go side by side."""
+    from largeprompt.engine import Fleet, Voyage  # imports a compiler
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        voyages = [Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs]
+    fleet = Fleet(voyages)
+    legs = fleet.advance(_LAUNCH_SECONDS / 10)  # compiles
+    before = {i: leg.state.step for i, leg in legs.items()}
+    began = time.monotonic()
+    after = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS).items()}
+    taken = max(time.monotonic() - began, 1e-9)
+    found = [(after.get(i, before[i]) - before[i]) / taken for i in range(len(runs))]
+    return [speed or before[i] / _LAUNCH_SECONDS for i, speed in enumerate(found)]
 
 
 def recorded_bytes(run: Run) -> int:

@@ -85,9 +85,8 @@ class Run:
     def task(self) -> LinearRegression:
         """What is learned."""
         assert self.d is not None
-        omega = np.eye(self.d) / self.d if self.omega is None else _covariance("omega", self.omega, self.d)
-        query = None if self.query_sigma is None else _covariance("query_sigma", self.query_sigma, self.d)
-        return LinearRegression(_covariance("sigma", self.sigma, self.d), self.noise, omega, query)
+        given: Any = (self.sigma, self.noise, self.omega, self.query_sigma, self.d)  # matrices as nested tuples
+        return _task(*given)
 
     def layers(self) -> tuple[Any, ...]:
         """The layers before the first step, one for each member."""
@@ -166,6 +165,13 @@ class Run:
         """A few words for a progress bar."""
         covariance = self.sigma if isinstance(self.sigma, str) else "given Σ"
         return f"{self.attention}, {covariance}, L = {self.L:g}, seed {self.weight_seed}"
+
+
+@functools.lru_cache(maxsize=4096)  # the runs of a sweep share few, and checking a covariance takes long
+def _task(sigma: Any, noise: float, omega: Any, query_sigma: Any, d: int) -> LinearRegression:
+    of_weights = np.eye(d) / d if omega is None else _covariance("omega", omega, d)
+    query = None if query_sigma is None else _covariance("query_sigma", query_sigma, d)
+    return LinearRegression(_covariance("sigma", sigma, d), noise, of_weights, query)
 
 
 def _structured(run: Run, alpha: float, Theta: Any) -> SoftmaxAttention:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 
@@ -75,6 +75,7 @@ class Job:
         errata: bool = False,
         jobs: int | None = None,
         store: Path | str | None = None,
+        device: Literal["auto", "cpu", "gpu"] = "cpu",
     ):
         self.settings, self.out = settings, Path(out)
         self.figures = [FIGURES[key] for key in chosen("figure", figures, FIGURES)] if figures != () else []
@@ -83,6 +84,7 @@ class Job:
         self.jobs = lab.usable_cores() if jobs is None else jobs
         if self.jobs < 1:
             raise ValueError(f"jobs is {jobs}; it must be at least 1")
+        self.device: Literal["cpu", "gpu"] = lab.place_for(device).device
         self.store, self.shelf = Store(store or self.out / "runs"), Shelf(self.out / "pieces")
 
     @property
@@ -101,10 +103,10 @@ class Job:
         needs = self.needs
         runs = tuple(need for need in needs if isinstance(need, Run))
         pieces = tuple(need for need in needs if isinstance(need, AbstractPiece))
-        expected = lab.forecast(runs, self.store, self.jobs, timed) if runs else None
+        expected = lab.forecast(runs, self.store, self.jobs, timed, self.device) if runs else None
         to_do = tuple(piece for piece in pieces if self.shelf.load(piece) is None)
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
-        return Plan(runs, pieces, each, to_do, self.jobs, memory + 4e8, disk)
+        return Plan(runs, pieces, each, to_do, self.jobs, memory + 4e8, disk, self.device)
 
     def carry_out(self, plan: Plan, listener: Listener | None = None) -> dict[Needed, xr.Dataset]:
         """All results: training in the background, pieces meanwhile. An interrupt keeps what is done."""
@@ -245,7 +247,7 @@ class Job:
             "command": " ".join(["largeprompt reproduce", *self._options(figures=True)]),
             "options": self._options(),
             "began": datetime.datetime.fromtimestamp(began, datetime.UTC).isoformat(timespec="seconds"),
-            "machine": machine(self.jobs),
+            "machine": machine(self.jobs, self.device),
             "versions": versions(),
             "settings": dataclasses.asdict(self.settings),
             "runs": {"count": len(plan.runs), "core_seconds": sum(spent[run] for run in plan.runs)},
@@ -289,7 +291,8 @@ def reproduce(preset: str = "quick", *, listener: Listener | None = None, **opti
     """The paper, executed: figures, ledger and report in a folder.
 
     `figures`, `seeds` and `conventions` choose what; `out` is the folder, `results` by default, `store` that of
-    training runs, `jobs` the cores. What was computed before is not computed again: an interrupted job goes on.
+    training runs, `jobs` the cores, `device` where runs are trained. What was computed before is not computed again: an
+    interrupted job goes on.
     """
     job = job_of(preset, **options)
     return job.reproduce(job.plan(), listener)

@@ -13,9 +13,11 @@ import xarray as xr
 from largeprompt import __version__
 
 
-def machine(cores: int) -> dict[str, Any]:
-    """The processor and system."""
+def machine(cores: int, device: str = "cpu") -> dict[str, Any]:
+    """The processor and system, and the GPU where runs were trained on one."""
+    gpu = {"gpu": gpu_name()} if device == "gpu" else {}
     return {
+        **gpu,
         "processor": processor(),
         "cores": cores,
         "system": f"{platform.system()} {platform.release()}",
@@ -30,6 +32,14 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or os.name
+
+
+def gpu_name() -> str:
+    """Of the GPU in use."""
+    from numba import cuda
+
+    name = cuda.get_current_device().name
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 
@@ -39,12 +39,15 @@ class Plan:
     jobs: int
     memory: float
     disk: float
+    device: Literal["cpu", "gpu"] = "cpu"
 
     @property
     def seconds(self) -> float:
         """About how long it takes: the work shared out over the cores, but at least its longest part."""
         training, pieces = sum(self.seconds_of_run.values()), sum(piece.seconds for piece in self.pieces_to_do)
         longest = max([*self.seconds_of_run.values(), pieces, 0.0])
+        if self.device == "gpu":  # runs side by side there, pieces here
+            return longest
         return max((training + pieces) / self.jobs, longest)
 
     @property
@@ -57,7 +60,8 @@ class Plan:
             return f"{what}: nothing to compute"
         sizes = f"{self.memory / 2**20:.0f} MB of memory, {self.disk / 2**20:.0f} MB of disk"
         cores = f"{self.jobs} core{'s' if self.jobs > 1 else ''}"
-        return f"{what}: about {duration(self.seconds)} on {cores}, {sizes}"
+        where = f"the GPU and {cores}" if self.device == "gpu" else cores
+        return f"{what}: about {duration(self.seconds)} on {where}, {sizes}"
 
 
 class Training:
@@ -74,7 +78,12 @@ class Training:
     def _work(self) -> None:
         plan = self._plan
         try:
-            options: Any = {"watcher": self._watcher, "jobs": plan.jobs, "seconds": plan.seconds_of_run}
+            options: Any = {
+                "watcher": self._watcher,
+                "jobs": plan.jobs,
+                "seconds": plan.seconds_of_run,
+                "device": plan.device,
+            }
             self._results = lab.sweep(plan.runs, self._store, stop=self._stop, **options) if plan.runs else []
         except BaseException as error:
             self._error = error
