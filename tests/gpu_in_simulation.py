@@ -1,0 +1,373 @@
+"""The GPU engine in Numba's simulator of a GPU: `python gpu_in_simulation.py FOLDER` writes down what it finds there.
+
+The simulator is chosen when Numba is imported, so this is a process of its own, with NUMBA_ENABLE_CUDASIM=1 and
+NUMBA_DISABLE_JIT=1. The kernel then is plain Python and every thread of a GPU one of Python's. Memory that no one has
+written holds NaN. What is to be compared with the processor's engine is a `Trial`, which both processes know.
+"""
+
+import contextlib
+import dataclasses
+import io
+import math
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+import largeprompt as lp
+from catalogue import matrix
+from engine_catalogue import CASES, KMS, flat, head_pair, heads, pair
+from largeprompt import lab
+from largeprompt.dynamics import Layers, State, Training
+from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, trainer_for
+from largeprompt.icl import LinearRegression, kms
+
+STEPS = (1, 3)  # after which states are compared
+
+
+class Trial(NamedTuple):
+    """A training to carry out on both, from a step on, with other values for constants of the GPU's modules."""
+
+    training: Training
+    layers: Layers
+    constants: Mapping[str, int] = MappingProxyType({})
+    first: int = 0
+
+    @property
+    def start(self) -> State:
+        """Where it begins."""
+        return FusedTrainer(self.training, self.layers).start()._replace(step=self.first)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """After which steps its states are compared."""
+        return tuple(self.first + step for step in STEPS)
+
+
+def training(L: int | float, task: LinearRegression = KMS, **options: Any) -> Training:
+    """A small one; a simulated thread costs milliseconds."""
+    return Training(task, L, **{"batch": 3, "rate": 0.02, "seed": 3} | options)
+
+
+def one_head(outputs: int, with_O: bool = True) -> Layers:
+    """K Q V O of softmax and of linear attention, with more values than one."""
+    shapes = ((2, 3), (2, 3), (2 if with_O else outputs, 3), (outputs, 2))
+    both = [[matrix(60 + 10 * kind + i, *shape) for i, shape in enumerate(shapes)] for kind in range(2)]
+    return tuple(
+        lp.Head(K, Q, V, O if with_O else None, 0.7, kind)
+        for (K, Q, V, O), kind in zip(both, ("softmax", "linear"), strict=True)
+    )
+
+
+SOFTMAX, LINEAR = pair(3)
+HARD = pair(3, 15.0)
+THREE = LinearRegression(kms(3, 0.5), 0.1)
+MANY_PARTS = {"_gpu._TOKENS_OF_ONE_THREAD": 1}
+UNSTEADY = ("two heads, hard maximum", "three heads, more columns than dimensions")  # at the rate of the others
+TRIALS = {
+    name: Trial(training(case.L, case.task, rate=5e-4 if name in UNSTEADY else 0.02), case.layers)
+    for name, case in CASES.items()
+} | {
+    "softmax alone, three tokens": Trial(training(3), (SOFTMAX,)),
+    "softmax alone": Trial(training(6), (SOFTMAX,)),
+    "softmax alone, infinitely many tokens": Trial(training(math.inf), (SOFTMAX,)),
+    "softmax alone, two heads": Trial(training(9, THREE), (heads(2, 4, "softmax", 50, rank=3),)),
+    "linear alone, one token": Trial(training(1), (LINEAR,)),
+    "linear alone": Trial(training(6), (LINEAR,)),
+    "linear alone, infinitely many tokens": Trial(training(math.inf), (LINEAR,)),
+    "linear alone, two heads": Trial(training(9, THREE), (heads(2, 4, "linear", 90, rank=3),)),
+    "linear before softmax": Trial(training(6), (LINEAR, SOFTMAX)),
+    "K Q V O": Trial(training(6), one_head(1)),
+    "K Q V O with a token of outputs": Trial(training(6), one_head(3)),
+    "K Q V without O": Trial(training(6), one_head(3, with_O=False)),
+    "more prompts than threads": Trial(training(6, batch=18), pair(3)),
+    "one prompt": Trial(training(6, batch=1), pair(3)),
+    "more tokens than are added up in float32": Trial(training(99, batch=4), pair(3), {"_gpu_tokens.CHUNK": 8}),
+    "four threads a prompt": Trial(training(23), pair(3), MANY_PARTS),
+    "four threads a prompt, more prompts than threads": Trial(training(10, batch=18), pair(3), MANY_PARTS),
+    "four threads a prompt, softmax alone": Trial(training(23), (SOFTMAX,), MANY_PARTS),
+    "four threads a prompt, K Q V O": Trial(training(23), one_head(1), MANY_PARTS),
+    "threads without a token": Trial(training(5), pair(3), MANY_PARTS),
+    "threads without a token, hard maximum": Trial(training(5), HARD, MANY_PARTS),
+    "four threads a prompt, hard maximum": Trial(training(23), HARD, MANY_PARTS),
+    "one thread draws all of a prompt": Trial(training(23), pair(3), MANY_PARTS | {"_gpu_kinds._DRAWN_BYTES": 0}),
+    "weights in the card's memory": Trial(training(6), pair(3), {"_gpu_kinds._ON_CHIP_BYTES": 0}),
+    "weights in the card's memory, two heads": Trial(
+        training(9, THREE), head_pair(2, 4, rank=3), {"_gpu_kinds._ON_CHIP_BYTES": 0}
+    ),
+    "one prompt at a time shares its readings": Trial(training(6), pair(3), {"_gpu_kinds._SHARED_BYTES": 0}),
+    "few prompts at a time share their readings": Trial(training(6, batch=18), pair(3), {"_gpu_kinds.Kind.staged": 3}),
+    "both halves of a seed, and another loss": Trial(training(6, seed=2**40 + 12345, loss_factor=2.0), pair(3)),
+    "the last steps there are": Trial(training(6), pair(3), first=2**32 - 5),
+}
+
+
+def unlike() -> list[Voyage]:
+    """Trainings of several kinds, lengths, laws, seeds, steps and numbers of marks."""
+    other = LinearRegression(kms(2, -0.6), 0.3, [[1.5, 0.4], [0.4, 0.3]])
+    trials = [
+        (Trial(training(5, seed=1), pair(3)), 4, ()),
+        (Trial(training(9, other, seed=2, rate=0.05), pair(3, 1.0), first=7), 10, (8, 9, 10)),
+        (Trial(training(math.inf, seed=2), pair(3)), 2, (1, 2)),
+        (Trial(training(6, batch=18), (SOFTMAX,)), 2, (2,)),
+        (Trial(training(9, THREE), head_pair(2, 4, rank=3)), 3, (1, 2)),
+        (Trial(training(5, seed=1), (LINEAR, SOFTMAX)), 3, (3,)),
+    ]
+    return [Voyage(trial.training, trial.start, stop, marks) for trial, stop, marks in trials]
+
+
+LARGE = lp.SoftmaxAttention(4e8 * np.eye(3), SOFTMAX.V)
+DIVERGING = {
+    "linear": Trial(training(6, batch=8, rate=0.3), (lp.LinearAttention(3 * LINEAR.U, 3 * LINEAR.V), SOFTMAX)),
+    "softmax": Trial(training(6), (LARGE, LINEAR)),
+    "both": Trial(training(6, rate=1e9), pair(3)),
+}
+DIVERGING_STOP, DIVERGING_MARKS = 12, (1, 4, 11, 12)
+RECORD = lab.Record(what=("norms", "parameters"), points=3, draws=64)
+RUN = lab.Run(L=3, d=2, batch=6, rate=0.02, steps=6, record=RECORD)
+RUNS = [
+    RUN,
+    dataclasses.replace(RUN, weight_seed=1, data_seed=1),
+    dataclasses.replace(RUN, L=math.inf, sigma="kms:0.5"),
+    dataclasses.replace(RUN, L=math.inf, sigma="kms:0.5", rate=1e9),  # diverges
+    dataclasses.replace(RUN, weight_seed=2, steps=0),
+]
+
+
+class Watching(lab.Watcher):
+    """Writes down what it is told, and has Ctrl-C pressed when a run has come to a step."""
+
+    def __init__(self, pressed_at: int | None = None):
+        self.steps, self.ends, self._pressed_at = [], [], pressed_at
+
+    def moved(self, run, step, speed, risk):
+        self.steps.append(step)
+        if self._pressed_at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def ended(self, run, found):
+        self.ends.append(found)
+
+
+@contextlib.contextmanager
+def constants(values: Mapping[str, int]) -> Iterator[None]:
+    """Other values for constants of the engine's modules, and loops made with them."""
+    from largeprompt.engine._gpu_kernel import train
+
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(patch(f"largeprompt.engine.{name}", value))
+        train.cache_clear()
+        yield
+    train.cache_clear()
+
+
+@contextlib.contextmanager
+def launches_of(steps: int) -> Iterator[None]:
+    """A clock by which some threads of a block see the end of a launch after so many steps, others later."""
+    from largeprompt.engine import _gpu_kernel
+
+    def cycles():
+        thread: Any = threading.current_thread()
+        thread.asked = getattr(thread, "asked", -1) + 1
+        return thread.asked // (steps + thread.threadIdx.x % 2)
+
+    with patch.object(_gpu_kernel, "cycles", cycles):
+        yield
+
+
+def poison() -> None:
+    """Memory that nothing was written to holds NaN; and an array that threads share is made by one of them."""
+    from numba.cuda.simulator import kernelapi
+
+    local: Any = kernelapi.FakeCUDALocal
+    shared: Any = kernelapi.FakeCUDAShared
+    lock = threading.Lock()
+    make_local, make_shared, begin = local.array, shared.array, shared.__init__
+
+    def array(self, *arguments):
+        found = make_local(self, *arguments)
+        found[...] = np.nan
+        return found
+
+    def begin_poisoned(self, size):
+        begin(self, size)
+        self._dynshared[:] = -1  # all bits: not a number in any of the types
+
+    def shared_array(self, shape, kind):
+        if shape == 0:
+            return make_shared(self, shape, kind)
+        caller = sys._getframe(1)
+        key = caller.f_code.co_filename, caller.f_lineno
+        with lock:
+            if key not in self._allocations:
+                self._allocations[key] = np.full(shape, np.nan, str(kind))
+            return self._allocations[key]
+
+    local.array, shared.array, shared.__init__ = array, shared_array, begin_poisoned
+
+
+def journey(voyages: Sequence[Voyage]) -> tuple[list[dict[str, np.ndarray]], int]:
+    """What becomes of trainings carried out together, as arrays, and in how many launches."""
+    fleet, launches = Fleet(voyages), 0
+    found: list[dict[str, Any]] = [{"steps": [], "kept": [], "way": []} for _ in voyages]
+    while legs := fleet.advance():
+        launches += 1
+        for i, leg in legs.items():
+            own = found[i]
+            own["steps"].extend(leg.steps)
+            own["kept"].extend(flat(_one(leg.kept, j)) for j in range(len(leg.steps)))
+            own["way"].append(leg.state.step)
+            own["end"], own["diverged"] = flat(leg.state.layers), [_number(at) for at in leg.state.diverged]
+    return [{name: np.array(value) for name, value in own.items()} for own in found], launches
+
+
+def _one(layers: Layers, i: int) -> Any:
+    import equinox as eqx
+    import jax
+
+    return jax.tree.map(lambda leaf: leaf[i] if eqx.is_array(leaf) else leaf, layers)
+
+
+def _number(step: int | None) -> int:
+    return -1 if step is None else step
+
+
+class Findings(dict[str, np.ndarray]):
+    """Arrays by name."""
+
+    def put(self, name: str, arrays: Mapping[str, Any]) -> None:
+        """Several arrays under one name."""
+        self.update({f"{name}/{part}": np.asarray(array) for part, array in arrays.items()})
+
+    def of(self, name: str) -> dict[str, np.ndarray]:
+        """What was put under that name."""
+        return {part.removeprefix(f"{name}/"): array for part, array in self.items() if part.startswith(f"{name}/")}
+
+
+def trials(found: Findings) -> None:
+    """Every trial; what was kept on the way and where it ended."""
+    for name, trial in TRIALS.items():
+        with constants(trial.constants):
+            ((own,), _) = journey([Voyage(trial.training, trial.start, trial.stops[-1], trial.stops)])
+            found.put(f"trial/{name}", own | {"kind": _kind(trial)})
+    for name, trial in DIVERGING.items():
+        ((own,), _) = journey([Voyage(trial.training, trial.start, DIVERGING_STOP, DIVERGING_MARKS)])
+        found.put(f"diverging/{name}", own)
+
+
+KIND = ("prompts", "staged", "on_chip", "helped", "parts")
+
+
+def _kind(trial: Trial) -> list[int]:
+    """How a trial is carried out."""
+    from largeprompt.engine import _form, _gpu
+
+    kind, parts = _gpu._kind(trial.training, _form.Form(trial.training, trial.layers))
+    return [*(int(getattr(kind, name)) for name in KIND[:-1]), parts]
+
+
+def pieces(found: Findings) -> None:
+    """One training in one go, by stopping at every mark, in launches of few steps, and with room for two marks."""
+    stop, marks, trial = 9, (1, 2, 4, 5, 8), TRIALS["general prior"]
+    whole = Voyage(trial.training, trial.start, stop, marks)
+    beside = Voyage(trial.training.with_seed(8), trial.start, 3)
+    for name, around in {
+        "whole": contextlib.nullcontext(),
+        "launches of one step": launches_of(1),
+        "launches of four steps": launches_of(4),
+        "room for two marks": patch("largeprompt.engine._gpu._KEPT_BYTES", 2 * 2 * 8 * 2 * (2 * 9 + 3 + 1)),
+    }.items():
+        with around:
+            (own, other), launches = journey([whole, beside])
+            found.put(f"pieces/{name}", own | {"launches": launches, "beside": other["end"]})
+    trainer = GpuTrainer(trial.training, trial.layers)
+    state, states = trainer.start(), []
+    for mark in (*marks, stop):
+        state = trainer.advance(state, mark)
+        states.append(flat(state.layers))
+    found.put("pieces/stopping", {"kept": states[:-1], "end": states[-1]})
+
+
+def fleets(found: Findings) -> None:
+    """Unlike trainings together and alone."""
+    voyages = unlike()
+    alone = [journey([voyage])[0][0] for voyage in voyages]
+    together, _ = journey(voyages)
+    with launches_of(1):
+        cut, _ = journey(voyages)
+    for i in range(len(voyages)):
+        for name, own in (("alone", alone), ("together", together), ("cut", cut)):
+            found.put(f"fleet/{name}/{i}", own[i])
+
+
+def sweeps(found: Findings, folder: Path) -> None:
+    """The same through the lab, in stores of their own."""
+    watching = Watching()
+    store = lab.Store(folder / "whole")
+    lab.sweep(RUNS, store, device="gpu", watcher=watching)
+    found.put("sweep/whole", {"found": watching.ends, "steps": watching.steps})
+    with patch.object(Fleet, "advance", side_effect=AssertionError("a result was there already")):
+        again = Watching()
+        lab.sweep(RUNS, store, device="gpu", watcher=again)
+        found.put("sweep/again", {"found": again.ends})
+
+    store = lab.Store(folder / "interrupted")
+    with launches_of(2), contextlib.suppress(lab.Interrupted):
+        lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=4))
+        found["sweep/interrupted/not"] = np.array(True)
+
+    store = lab.Store(folder / "claimed")
+    run = RUNS[0].resolved
+    with store.claim(run.hash):
+        from largeprompt.lab._fleet import carried_out_together
+
+        results = carried_out_together(RUNS[:2], store, Watching(), threading.Event(), 30.0)
+    found.put("sweep/claimed", {"mine": [data is not None for data in results]})
+
+
+def command_line(found: Findings, folder: Path) -> None:
+    """The estimate of `largeprompt train --device gpu`, and which trainers devices have."""
+    from largeprompt.cli import main
+
+    settings = folder / "run.toml"
+    settings.write_text(lab.as_toml(dataclasses.replace(RUNS[0], attention="linear")))
+    said = io.StringIO()
+    arguments = ["train", "--config", str(settings), "--device", "gpu", "--store", str(folder / "none"), "--estimate"]
+    with patch.object(sys, "argv", ["largeprompt", *arguments]), patch("sys.stdout", said):
+        try:
+            main()
+        except SystemExit as end:
+            found["command line/code"] = np.array(end.code)
+    found["command line/said"] = np.array(said.getvalue())
+    devices = ("auto", "gpu", "cpu")
+    found["choice"] = np.array([type(trainer_for(training(5), pair(3), device=one)).__name__ for one in devices])
+
+
+def main(folder: Path) -> None:
+    """Everything that is to be found."""
+    # with 32-bit words as numbers of NumPy, what wraps around on purpose is a warning
+    warnings.filterwarnings("ignore", message="overflow encountered in scalar add")
+    sys.setswitchinterval(5e-4)  # of threads that mostly wait for one another
+    lp.use_float64()
+    poison()
+    found = Findings()
+    trials(found)
+    pieces(found)
+    fleets(found)
+    sweeps(found, folder)
+    command_line(found, folder)
+    arrays: dict[str, Any] = dict(found)
+    np.savez(folder / "found.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
