@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
+from largeprompt.engine._gpu_tokens import two_tokens
+from largeprompt.engine._kernel import workspace
 from largeprompt.engine._lanes import LANES
-from largeprompt.engine._readings import cholesky, coefficients
-from largeprompt.engine._tokens import sums_of
+from largeprompt.engine._readings import cholesky, coefficients, split_value
+from largeprompt.engine._tokens import sums_of, sums_of_one_head
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -34,3 +37,58 @@ def test_the_gram_matrix_of_weights_values_and_coordinates_is_that_of_the_tokens
     assert not triangle[np.triu_indices(n, 1)].any()
     # seven tokens have no eight independent columns: there the last pivot is 0 up to the root of rounding
     np.testing.assert_allclose(np.einsum("acj,bcj->abj", triangle, triangle), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-4, 0.1, 1.0])
+@pytest.mark.parametrize("angle", [1.2, 1e-3, 0.0], ids=["apart", "nearly along the score", "along the score"])
+def test_rounded_sums_move_the_root_of_one_head_by_rounding_alone_however_small_the_scores(beta, angle):
+    """With small scores the value is nearly in the span of the softmax coefficients, by less than rounding shows."""
+    L, size, level = 8, 1.3, np.exp2(-((beta / np.log(2)) ** 2))
+    g = np.random.default_rng(5).normal(size=(LANES, L, 2))
+    R = size * np.array([np.cos(angle), np.sin(angle)])
+    weight, value = np.exp(beta * g[:, :, 0]), g @ R
+    x = np.stack([weight, weight * value], axis=2)
+    blocks = [x.sum(axis=1), *(np.einsum("jla,jlb->jab", a, b).reshape(LANES, -1) for a, b in ((x, g), (x, x), (g, g)))]
+    rest = np.sum((value - level * x[:, :, 1]) ** 2, axis=1)
+    extra = np.stack([np.full(LANES, level), rest, np.zeros(LANES)], axis=1)
+    sums = np.concatenate([*blocks, extra], axis=1).T.ravel().copy()
+    rows = np.repeat([[beta], [R[0]], [0.0], [R[1]]], LANES, axis=1).ravel()
+
+    def root_of(sums):
+        gram, root = np.zeros(16 * LANES), np.zeros(16 * LANES)
+        coefficients(2, sums, True, gram)
+        cholesky(gram, 4, 4, root)
+        split_value(rows, 2, sums, gram, root)
+        return root.reshape(4, 4, LANES)
+
+    root = root_of(sums)
+    a = weight / weight.sum(axis=1, keepdims=True)
+    p = a * (value - np.sum(a * value, axis=1, keepdims=True))
+    kappa = np.concatenate([np.stack([a, p], axis=2), g], axis=2)
+    exact = np.einsum("jla,jlb->abj", kappa, kappa)
+    np.testing.assert_allclose(np.einsum("acj,bcj->abj", root, root), exact, rtol=1e-10, atol=1e-11)
+    rounded = root_of(sums.astype(np.float32).astype(np.float64))
+    np.testing.assert_allclose(rounded, root, atol=3e-6 * np.sqrt(L))
+
+
+@pytest.mark.parametrize("L", [8, 9])
+@pytest.mark.parametrize("beta", [0.01, 3.0], ids=["small scores", "nearly one token alone"])
+def test_sums_of_float32_give_the_root_of_the_tokens_to_rounding(beta, L):
+    """Though with either kind of scores some of the coefficients nearly depend on the others."""
+    R = np.array([0.7, 1.1], np.float32)
+    w, key = workspace(1, 2, 2), (np.uint32(3), np.uint32(4))
+    w.R.reshape(-1, LANES)[[0, 1, 5]] = np.array([[beta], [R[0]], [R[1]]])
+    sums_of_one_head(L, 4, True, w, 0, np.uint32(0), *key)
+    coefficients(2, w.sums, True, w.gram64)
+    cholesky(w.gram64, 4, 4, w.root64)
+    split_value(w.R, 4, w.sums, w.gram64, w.root64)
+
+    pairs = [[two_tokens(i, j, np.uint32(0), *key) for i in range((L + 1) // 2)] for j in range(LANES)]
+    g = np.array(pairs, np.float64).reshape(LANES, -1, 2)[:, :L]
+    value, size = g @ R, np.hypot(*R.astype(np.float64))
+    a = softmax(np.float32(beta) * g[:, :, 0], axis=1)
+    p = a * (value - np.sum(a * value, axis=1, keepdims=True))
+    q, upper = np.linalg.qr(np.stack([a, p, g @ [R[1], -R[0]] / size, value / size], axis=2))
+    signs = np.sign(np.einsum("jcc->jc", upper))
+    expected = np.einsum("jlc,jc,jla->acj", q, signs, np.concatenate([np.stack([a, p], axis=2), g], axis=2))
+    np.testing.assert_allclose(w.root64.reshape(-1, LANES)[:16].reshape(4, 4, LANES), expected, atol=3e-5)

@@ -119,12 +119,12 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
         for w in (form.softmax, form.linear)
     )
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
-    parts = 1
-    if softmax is not None and softmax.number == 1 and math.inf != training.L:
-        parts = 2 if softmax.number == 1 else 1
+    few, parts = softmax is not None and 4 * softmax.number > training.L, 1
+    if softmax is not None and softmax.number == 1 and not few and math.inf != training.L:
+        parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
-    return Kind(training.task.dim - 1, softmax, linear, prompts), parts
+    return Kind(training.task.dim - 1, softmax, linear, prompts, few), parts
 
 
 class _Squadron:

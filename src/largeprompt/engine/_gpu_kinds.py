@@ -66,6 +66,13 @@ class Kind(NamedTuple):
     softmax: Heads | None
     linear: Heads | None
     prompts: int
+    few: bool = False  # tokens: fewer than there are directions that they would be drawn along
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Of softmax and of linear heads, two a head."""
+        softmax, linear = (0 if heads is None else 2 * heads.number for heads in (self.softmax, self.linear))
+        return softmax, linear
 
     @property
     def layers(self) -> tuple[Heads, ...]:

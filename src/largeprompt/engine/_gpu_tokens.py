@@ -44,13 +44,13 @@ def largest_of_part(L, part, parts, prompt, step, k0, k1):
 def add_part(L, part, parts, products, beta, shift, along, across, prompt, step, k0, k1, sums):
     """The sums over the tokens of a part, for scores β g in units of log 2 and values along · g + across · h.
 
-    Float32 within a few hundred tokens, float64 beyond, as on a processor. In short
-    prompts f are counted from `sums[12]`, and `sums[14]` is Σ w f.
+    Float32 within a few hundred tokens, float64 beyond, as on a processor. In short prompts, which one thread has, f is
+    counted from `sums[12]`, and `sums[14]` is Σ w f.
     """
     tuned()
     for i in range(SUMS + 3):
         sums[i] = 0.0
-    short, top, centre, left = parts == 1 and L <= SHORT, f32(-1e30), f32(0), f32(0)
+    short, top, centre, left = L <= SHORT, f32(-1e30), f32(0), f32(0)
     i, pairs, rest = part, (L + 1) // 2, L % 2
     level = leveller(beta, shift)
     while i < pairs:

@@ -24,12 +24,11 @@ def _on_gpu(context) -> bool:
     return type(context).__name__ == "CUDATargetContext"
 
 
-def _special_register(builder, name: str, bits: int = 32):
-    kind = ir.FunctionType(ir.IntType(bits), [])
+def _special_register(builder, name: str):
+    kind = ir.FunctionType(ir.IntType(32), [])
     register = f"llvm.nvvm.read.ptx.sreg.{name}"
     found = builder.module.globals.get(register) or ir.Function(builder.module, kind, register)
-    value = builder.call(found, [])
-    return value if bits == 64 else builder.zext(value, ir.IntType(64))
+    return builder.zext(builder.call(found, []), ir.IntType(64))
 
 
 def _as_bits(context, x):
@@ -177,10 +176,16 @@ def _all_agree(context, flag):
 
 
 def _cycles(context):
-    """The clock of the multiprocessor that a thread runs on; 0 on a processor."""
+    """The clock of the multiprocessor that a thread runs on; 0 on a processor.
+
+    Read by an instruction with side effects: of two plain reads a compiler keeps one.
+    """
 
     def generate(context, builder, signature, arguments):
-        return _special_register(builder, "clock64", 64) if _on_gpu(context) else context.get_constant(types.int64, 0)
+        if not _on_gpu(context):
+            return context.get_constant(types.int64, 0)
+        kind = ir.FunctionType(ir.IntType(64), [])
+        return builder.call(ir.InlineAsm(kind, "mov.u64 $0, %clock64;", "=l", side_effect=True), [])
 
     return types.int64(), generate
 

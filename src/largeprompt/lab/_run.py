@@ -21,7 +21,7 @@ from ._validity import ATTENTIONS, validated
 from ._weights import given_layer, of_kind
 
 # Of the content hash: raised when the same settings come to mean another run, or an engine to draw other numbers.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)

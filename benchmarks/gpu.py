@@ -1,0 +1,175 @@
+"""Claim: one GPU carries out the paper's whole protocol in at most 90 s with set-up, and a step at L = 10 in 10 µs.
+
+The protocol: 19 lengths from 10 to 1000, 2 covariances, 8 seeds, softmax and linear attention on shared tokens, batch
+128, 500,000 steps, with the exact risk at every recorded step, through the same command and store as on a processor
+(`lab.sweep`). Set-up is all of it: compiling the loop, drawing weights, writing results. Then microseconds a step of
+one run, and of as many as fill the card, beside plain JAX on the same card (every token sampled, automatic
+differentiation, steps in one compiled loop, the runs side by side by `vmap`), and beside what the arithmetic alone
+would take: the fewest operations of a token over the card's rate, one operation a lane and cycle.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import largeprompt as lp
+from largeprompt import lab
+from largeprompt._device import jax_gpu
+from largeprompt.dynamics import Training
+from largeprompt.dynamics._sgd import batch_gradient
+from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place
+from largeprompt.paper.settings import COVARIANCES, PRESETS
+
+LANES = 128  # of a multiprocessor
+# The fewest instructions of a token: a product and a sum are one, so is a 64-bit product, so is an xor of three words.
+OPERATIONS = {
+    "bits": 7 * 4 / 2,  # Philox: seven rounds of two products and two xor, for two tokens
+    "normals": 14,  # to float, scaled, log, scaled, root, sign (2), mantissa, angle (2), sine, cosine, two products
+    "weight and value": 5,  # shift, scale, 2^x, two products
+    "sums": 11 + 3,  # and the products w f, w², w f w f that several share
+}
+
+
+def runs(lengths, seeds: int, steps: int) -> list[lab.Run]:
+    """The pairs of the paper's protocol."""
+    record = PRESETS["paper"].record
+    return [
+        lab.Run(L=L, sigma=covariance, d=5, steps=steps, weight_seed=seed, data_seed=seed, record=record)
+        for L in lengths
+        for covariance in COVARIANCES
+        for seed in range(seeds)
+    ]
+
+
+def plain_jax(run: lab.Run, copies: int, steps: int) -> float:
+    """Microseconds a step of so many runs side by side."""
+    training = Training(run.task(), run.L, batch=run.batch, rate=run.rate)
+    arrays, static = eqx.partition(run.layers(), eqx.is_inexact_array)
+    arrays = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf, np.float32)[None], copies, axis=0), arrays)
+    task = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if eqx.is_inexact_array(leaf) else leaf, training.task)
+    training = eqx.tree_at(lambda tree: tree.task, training, task)
+
+    @eqx.filter_jit
+    def descend(arrays, key):
+        def step(i, arrays):
+            def one(arrays, key):
+                slopes = batch_gradient(training, eqx.combine(arrays, static), key)
+                return jax.tree.map(lambda leaf, slope: leaf - training.rate * slope, arrays, slopes)
+
+            return jax.vmap(one)(arrays, jax.random.split(jax.random.fold_in(key, i), copies))
+
+        return jax.lax.fori_loop(0, steps, step, arrays)
+
+    with jax.default_device(jax_gpu()):
+        jax.block_until_ready(descend(arrays, jax.random.key(0)))
+        began = time.perf_counter()
+        jax.block_until_ready(descend(arrays, jax.random.key(1)))
+    return (time.perf_counter() - began) / steps * 1e6
+
+
+def engine(run: lab.Run, copies: int, seconds: float = 1.0) -> float:
+    """Microseconds a step of so many runs side by side, in one launch that is long enough to tell."""
+    training, state = run.training(), FusedTrainer(run.training(), run.layers()).start()
+    fleet = Fleet([Voyage(training.with_seed(seed), state, 10**7) for seed in range(copies)])
+    fleet.advance(0.02)
+    before = {i: leg.state.step for i, leg in fleet.advance(0.02).items()}
+    began = time.perf_counter()
+    legs = fleet.advance(seconds)
+    taken = time.perf_counter() - began
+    return taken / float(np.mean([leg.state.step - before[i] for i, leg in legs.items()])) * 1e6
+
+
+def agreement(L: float, steps: int) -> float:
+    """The largest difference of the two engines' parameters after so many steps, over the largest change."""
+    run = lab.Run(L=L, d=5, rate=0.02)
+    one, other = FusedTrainer(run.training(), run.layers()), GpuTrainer(run.training(), run.layers())
+    start = one.start()
+    flat = [
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.layers)])
+        for state in (start, one.advance(start, steps), other.advance(start, steps))
+    ]
+    return float(np.abs(flat[1] - flat[2]).max() / np.abs(flat[1] - flat[0]).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=500_000)
+    parser.add_argument("--part", choices=("protocol", "steps", "all"), default="all")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*Grid size")
+    place = fused_place("gpu")
+    if place.remark:
+        raise SystemExit(place.remark)
+    lp.use_float64()
+    # many small operations to set runs up; what is for the card says so
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    from numba import cuda
+
+    card = cuda.get_current_device()
+    rate = card.MULTIPROCESSOR_COUNT * LANES * card.CLOCK_RATE * 1e3
+    operations = sum(OPERATIONS.values())
+    name = card.name.decode() if isinstance(card.name, bytes) else card.name
+    print(f"{name}: {rate / 1e12:.1f} T operations/s; {operations:.0f} operations a token")
+    numbers: dict = {"card": name, "rate": rate, "operations": operations}
+    if options.part != "steps":
+        numbers["protocol"] = protocol(options.seeds, options.steps, operations / rate)
+    if options.part != "protocol":
+        numbers["steps"] = by_length(card.MULTIPROCESSOR_COUNT, operations / rate)
+        numbers["agreement after 300 steps"] = {str(L): agreement(L, 300) for L in (10, 100, 1000, math.inf)}
+        print("largest difference to the processor's engine after 300 steps, over the largest change:")
+        print("  " + ", ".join(f"L = {L}: {value:.1e}" for L, value in numbers["agreement after 300 steps"].items()))
+    print(json.dumps(numbers))
+
+
+def protocol(seeds: int, steps: int, seconds_an_operation_token: float) -> dict:
+    """The whole of it, with what it ends in."""
+    began = time.perf_counter()
+    lengths = PRESETS["paper"].lengths
+    some = runs(lengths, seeds, steps)
+    marks: list[tuple[float, int]] = []
+
+    class Watcher(lab.Watcher):
+        def moved(self, run, step, speed, risk):
+            if not marks:
+                marks.append((time.perf_counter() - began, 0))
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = time.perf_counter() - began
+        results = lab.sweep(some, lab.Store(folder), device="gpu", watcher=Watcher())
+    taken = time.perf_counter() - began
+    limit = sum(run.L * run.batch * run.steps for run in some) * seconds_an_operation_token
+    ends = [str(end) for data in results for end in data.verdict.values]
+    found = {"seconds": taken, "settings": made, "first launch": marks[0][0], "limit": limit, "runs": len(some)}
+    found["verdicts"] = {end: ends.count(end) for end in dict.fromkeys(ends)}
+    print(f"{len(some)} pairs of {steps} steps: {taken:.1f} s in all, first launch done after {marks[0][0]:.1f} s")
+    print(f"arithmetic of the tokens alone: {limit:.1f} s; {found['verdicts']}")
+    return found
+
+
+def by_length(processors: int, seconds_an_operation_token: float) -> list[dict]:
+    """Microseconds a step."""
+    rows = []
+    print(f"{'L':>5} {'runs':>5} {'engine':>9} {'plain JAX':>10} {'ratio':>6} {'limit':>7}   (µs a step)")
+    for L in (10, 100, 1000):
+        run = lab.Run(L=L, d=5)
+        for copies in (1, processors):
+            ours = engine(run, copies)
+            theirs = plain_jax(run, copies, max(20, 20_000 // (copies * L)))
+            # one run has one multiprocessor
+            limit = L * run.batch * seconds_an_operation_token * processors * 1e6
+            rows.append({"L": L, "runs": copies, "engine": ours, "plain JAX": theirs, "limit": limit})
+            print(f"{L:>5} {copies:>5} {ours:>9.2f} {theirs:>10.1f} {theirs / ours:>6.1f} {limit:>7.2f}")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

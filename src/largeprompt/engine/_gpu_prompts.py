@@ -1,0 +1,100 @@
+"""The threads of one prompt on a GPU: how they deal its tokens out, and what they hand over to one another."""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda as _cuda  # an extra
+
+from ._gpu_kinds import Kind
+from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part
+from ._target import together
+from ._tokens import LOG2_E, SHORT, arrange, leveller, must_shift, sums_of_heads
+from ._weights import u
+
+cuda: Any = _cuda  # under this name, by which its simulator finds it
+f32 = np.float32
+
+
+def handing_over(kind: Kind) -> Any:
+    """What the second thread of a prompt has drawn, to the first."""
+    prompts, xi_rows, n = kind.prompts, kind.rows_across, kind.columns[1]
+
+    @cuda.jit(device=True)
+    def hand_over(s, lane, drawn):
+        for i in range(xi_rows):
+            drawn[u((3 + i) * prompts + lane)] = s.xi[i]
+        for i in range(n * n):
+            drawn[u((3 + xi_rows + i) * prompts + lane)] = s.T[i]
+
+    return hand_over
+
+
+def sums_over_tokens(kind: Kind) -> Any:
+    """`s.sums` of all softmax heads, by all threads of the block; short prompts' tokens by the first thread alone."""
+    (m, n), prompts, linear = kind.columns, kind.prompts, kind.linear is not None
+    xi_rows, helped = kind.rows_across, kind.helped
+
+    if m > 2:
+
+        @cuda.jit(device=True)
+        def of_heads(length, lane, part, parts, s, partial, drawn, prompt, step, k0, k1):
+            if part == 0:
+                sums_of_heads(length, m, s.R, m + n, linear, s.S, s.sums, prompt, step, k0, k1)
+
+        return of_heads
+
+    @cuda.jit(device=True)
+    def take_over(s, lane, drawn):
+        for i in range(xi_rows):
+            s.xi[i] = drawn[u((3 + i) * prompts + lane)]
+        for i in range(n * n):
+            s.T[i] = drawn[u((3 + xi_rows + i) * prompts + lane)]
+
+    @cuda.jit(device=True)
+    def of_one_head(length, lane, part, parts, s, partial, drawn, prompt, step, k0, k1):
+        dealt = parts if length > SHORT else 1
+        if dealt > 1:
+            if part == 0:
+                drawn[lane] = s.R[0]
+                drawn[prompts + lane] = s.R[1]
+                drawn[2 * prompts + lane] = s.R[m + n + 1]
+            together()
+            if part > 0:
+                s.R[0] = drawn[lane]
+                s.R[1] = drawn[prompts + lane]
+                s.R[m + n] = f32(0)
+                s.R[m + n + 1] = drawn[2 * prompts + lane]
+        beta, shift = s.R[0] * LOG2_E, f32(0)
+        if part < dealt:
+            if must_shift(s.R, 2, m + n):
+                shift = largest_of_part(length, part, dealt, prompt, step, k0, k1)
+            inner, across = s.R[1], s.R[m + n + 1]
+            add_part(length, part, dealt, linear, beta, shift, inner, across, prompt, step, k0, k1, s.carried)
+        top = shift
+        if dealt > 1 and part > 0:
+            at = (part - 1) * (SUMS + 1) * prompts + lane
+            for i in range(SUMS):
+                partial[at + i * prompts] = f32(s.carried[i])
+            partial[at + SUMS * prompts] = shift
+        if parts > 1:
+            together()
+        if dealt > 1:
+            if part == 0:
+                for other in range(parts - 1):
+                    top = max(top, partial[(other * (SUMS + 1) + SUMS) * prompts + lane])
+                for i in range(SUMS):
+                    s.sums[i] = s.carried[i]
+                    s.carried[i] = 0.0
+                add_scaled(beta, top, shift, s.sums, 0, 1, s.carried)
+                for other in range(parts - 1):
+                    at = other * (SUMS + 1) * prompts + lane
+                    other_shift = partial[at + SUMS * prompts]
+                    add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
+            together()
+        if part == 0:
+            if parts > 1 and helped:
+                take_over(s, lane, drawn)
+            s.sums[14] = leveller(beta, top)
+            arrange(m + n, dealt == 1, s.R, s.carried, s.sums)
+
+    return of_one_head
