@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration docs docs-serve lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster docs docs-serve lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
 	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
 	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
+	@echo "make bench-gpu, bench-concentration-gpu  the same on a GPU (with the extra cuda); bench-cluster  what a task of a sweep costs"
 	@echo "make docs        build the documentation site in build/site/ (docs-serve: show it while you write)"
 	@echo "make lock        resolve the locked versions anew"
 
@@ -49,6 +50,15 @@ bench-training: $(VENV)/.bench
 bench-concentration: $(VENV)/.run
 	$(BIN)/python benchmarks/concentration.py --long
 
+bench-gpu: $(VENV)/.cuda
+	$(BIN)/python benchmarks/gpu.py
+
+bench-concentration-gpu: $(VENV)/.cuda
+	$(BIN)/python benchmarks/concentration_gpu.py
+
+bench-cluster: $(VENV)/.dev
+	$(BIN)/python benchmarks/cluster.py
+
 # The variable silences an announcement of the theme's authors.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -80,6 +90,11 @@ $(VENV)/.docs: requirements/docs.lock $(VENV)/.run
 # PyTorch is pinned, not hash-locked: each platform has its own build of it.
 $(VENV)/.bench: pyproject.toml $(VENV)/.run
 	$(PIP) install torch==2.13.0
+	@touch $@
+
+# CUDA is not locked: it follows the driver of the machine.
+$(VENV)/.cuda: pyproject.toml $(VENV)/.run
+	$(PIP) install --editable ".[cuda]"
 	@touch $@
 
 lock: $(VENV)/bin/python
