@@ -1,6 +1,7 @@
 """Gradients of one batch by both engines, many times over, and the layers and tasks to compare them on."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -12,7 +13,7 @@ import largeprompt as lp
 from catalogue import matrix
 from largeprompt.dynamics import Layers, State, Training
 from largeprompt.dynamics._sgd import batch_gradient
-from largeprompt.engine import FusedTrainer
+from largeprompt.engine import Fleet, FusedTrainer, Voyage
 from largeprompt.icl import LinearRegression, kms
 
 
@@ -23,11 +24,28 @@ def flat(layers) -> np.ndarray:
 
 def fused_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
     """The batch gradients of the steps 0 to n - 1, all at the same parameters, a row each."""
-    assert training.rate == 1.0
     trainer = FusedTrainer(training, layers)
-    start = trainer.start()
-    ends = [trainer.advance(State(i, start.layers, start.diverged), i + 1).layers for i in range(n)]
-    return flat(start.layers) - np.array([flat(end) for end in ends])
+    return _moved(training, [trainer.advance(trainer.start()._replace(step=i), i + 1) for i in range(n)], layers)
+
+
+def gpu_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
+    """The same on a GPU, side by side."""
+    start = FusedTrainer(training, layers).start()
+    return _moved(training, ends_on_gpu([Voyage(training, start._replace(step=i), i + 1) for i in range(n)]), layers)
+
+
+def ends_on_gpu(voyages: Sequence[Voyage], seconds: float = 1.0) -> list[State]:
+    """Where trainings end that go side by side, in launches of so many seconds."""
+    fleet, ends = Fleet(voyages), [voyage.state for voyage in voyages]
+    while legs := fleet.advance(seconds):
+        for i, leg in legs.items():
+            ends[i] = leg.state
+    return ends
+
+
+def _moved(training: Training, ends: Sequence[State], layers: Layers) -> np.ndarray:
+    assert training.rate == 1.0
+    return flat(layers) - np.array([flat(end.layers) for end in ends])
 
 
 def reference_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
@@ -41,6 +59,33 @@ def _reference(training, layers, keys):
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(batch_gradient(training, layers, key))])
 
     return jax.vmap(one)(keys)
+
+
+def reference_ends(training: Training, layers: Layers, steps: int, runs: int) -> Layers:
+    """Where the reference comes to in some steps, as many times; runs first in every array."""
+
+    @eqx.filter_jit
+    def descend(layers, keys):
+        return jax.tree.map(
+            lambda leaf, slope: leaf - training.rate * slope,
+            layers,
+            jax.vmap(lambda layers, key: batch_gradient(training, layers, key))(layers, keys),
+        )
+
+    found = jax.tree.map(lambda leaf: np.tile(leaf, (runs, 1, 1)), layers)
+    for keys in jax.random.split(jax.random.key(4), (steps, runs)):
+        found = descend(found, keys)
+    return found
+
+
+def readings(layers: Layers) -> np.ndarray:
+    """A few numbers of each layer, rows, for a stack of them."""
+    rows = []
+    for layer in layers:
+        assert isinstance(layer, lp.SoftmaxAttention | lp.LinearAttention)
+        U, v = np.asarray(layer.U), np.asarray(layer.V)[:, 0]
+        rows += [np.trace(U, axis1=1, axis2=2), U[:, 2, 0], v[:, 2], v[:, 0], np.einsum("bi,bij,bj->b", v, U, v)]
+    return np.array(rows)
 
 
 Form = TypeVar("Form", lp.SoftmaxAttention, lp.LinearAttention)

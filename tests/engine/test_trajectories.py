@@ -2,16 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
 from scipy import stats
 
 import largeprompt as lp
-from engine_catalogue import CASES, KMS, flat, pair
+from engine_catalogue import CASES, KMS, flat, pair, readings, reference_ends
 from largeprompt.dynamics import FAR, Layers, ReferenceTrainer, State, Training
-from largeprompt.dynamics._sgd import batch_gradient
 from largeprompt.engine import FusedTrainer
 from significance import SIGMAS
 
@@ -82,15 +80,6 @@ def test_layers_may_be_given_in_any_order(L, layers):
     assert_same(one, State(20, other.layers[::-1], other.diverged[::-1]))
 
 
-def readings(layers) -> np.ndarray:
-    """A few numbers of each layer, rows, for a stack of them."""
-    rows = []
-    for layer in layers:
-        U, v = np.asarray(layer.U), np.asarray(layer.V)[:, 0]
-        rows += [np.trace(U, axis1=1, axis2=2), U[:, 2, 0], v[:, 2], v[:, 0], np.einsum("bi,bij,bj->b", v, U, v)]
-    return np.array(rows)
-
-
 def test_after_twenty_steps_both_engines_have_the_same_law():
     """256 seeds; Kolmogorov and Smirnov's test on ten numbers, false alarms 6e-6 in all."""
     runs, steps = 256, 20
@@ -100,18 +89,7 @@ def test_after_twenty_steps_both_engines_have_the_same_law():
         trainer = FusedTrainer(Training(KMS, 6, batch=8, rate=0.02, seed=seed), pair(3))
         ends.append(trainer.advance(trainer.start(), steps).layers)
     fused = jax.tree.map(lambda *leaves: np.stack(leaves), *ends)
-
-    @eqx.filter_jit
-    def descend(layers, keys):
-        return jax.tree.map(
-            lambda leaf, slope: leaf - training.rate * slope,
-            layers,
-            jax.vmap(lambda layers, key: batch_gradient(training, layers, key))(layers, keys),
-        )
-
-    reference = jax.tree.map(lambda leaf: np.tile(leaf, (runs, 1, 1)), pair(3))
-    for keys in jax.random.split(jax.random.key(4), (steps, runs)):
-        reference = descend(reference, keys)
+    reference = reference_ends(training, pair(3), steps, runs)
     for one, other in zip(readings(fused), readings(reference), strict=True):
         assert one.std() > 1e-2
         assert stats.kstest(one, other).pvalue > FALSE_ALARM

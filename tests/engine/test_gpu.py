@@ -1,0 +1,212 @@
+"""The engine of a GPU on a real one: the law of the reference, the numbers of the processor's engine.
+
+Every kind of training is compiled once, in half a minute: all tests together have five. They need neither xdist nor the
+settings of the other tests: `PYTHONPATH=src:tests python -m pytest --noconftest -o addopts= tests/engine/test_gpu.py`.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import largeprompt as lp
+from engine_catalogue import (
+    CASES,
+    KMS,
+    Case,
+    ends_on_gpu,
+    flat,
+    fused_gradients,
+    gpu_gradients,
+    head_pair,
+    pair,
+    readings,
+    reference_ends,
+    reference_gradients,
+)
+from largeprompt import lab
+from largeprompt.dynamics import FAR, Layers, State, Training
+from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place, trainer_for
+from largeprompt.icl import LinearRegression, kms
+from significance import SIGMAS, assert_same_moments
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Grid size")  # few runs leave most of a card idle
+lp.use_float64()
+N = 1500
+ROUNDING = 1e-4  # of gradients, in the mean over steps: float32 and a GPU's own functions
+DRIFT = 1e-3  # of where 300 steps have led, by rounding that each step passes on
+FALSE_ALARM = 2 * stats.norm.sf(SIGMAS)
+LONG = {"long prompts": Case(KMS, 301, pair(3)), "long prompts, hard maximum": Case(KMS, 301, pair(3, 15.0))}
+OF_TWO_HEADS = ("two heads", "two heads, hard maximum")
+OF_TWO_COVARIATES = tuple(name for name, case in CASES.items() if case.task.d == 2)  # all of one kind
+ALL = CASES | LONG
+LAWS = ("one token", "three tokens", "infinitely many tokens", "correlated", "other queries", "singular")
+LAWS += ("hard maximum", "U = 0", "two heads", "long prompts")
+PAPER = LinearRegression(kms(5, 0.5), 0.1, np.eye(5) / 5)
+SOFTMAX, LINEAR = head_pair(1, 6, rank=6)
+MEMBERS: dict[str, Layers] = {"softmax": (SOFTMAX,), "linear": (LINEAR,), "pair": (SOFTMAX, LINEAR)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu():
+    place = fused_place("gpu")
+    if place.device != "gpu":
+        pytest.skip(place.remark or "no GPU")
+
+
+def long(L: int | float, seed: int = 7) -> Training:
+    """A training in the paper's dimension and batch, faster than the paper's."""
+    return Training(PAPER, L, batch=128, rate=0.02, seed=seed)
+
+
+def small(seed: int = 0, L: int | float = 6, **options) -> Training:
+    return Training(KMS, L, seed=seed, **{"batch": 8, "rate": 0.02} | options)
+
+
+def voyage(training: Training, layers: Layers, stop: int) -> Voyage:
+    return Voyage(training, FusedTrainer(training, layers).start(), stop)
+
+
+def assert_same(one: State, other: State) -> None:
+    assert one.step == other.step
+    assert one.diverged == other.diverged
+    np.testing.assert_array_equal(flat(one.layers), flat(other.layers))
+
+
+@functools.cache
+def gradients(name: str) -> np.ndarray:
+    case = ALL[name]
+    return gpu_gradients(Training(case.task, case.L, batch=4, rate=1.0), case.layers, N)
+
+
+@pytest.mark.parametrize("name", [*OF_TWO_COVARIATES, *OF_TWO_HEADS, *LONG])
+def test_gradients_are_those_of_the_processor(name):
+    """On the same random numbers; the root mean square over steps, for each layer."""
+    case = ALL[name]
+    expected = fused_gradients(Training(case.task, case.L, batch=4, rate=1.0), case.layers, 300)
+    first = len(flat(case.layers[0]))
+    for part in (slice(0, first), slice(first, None)):
+        one, other = gradients(name)[:300, part], expected[:, part]
+        assert np.linalg.norm(one - other) <= ROUNDING * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_gradients_of_a_pair_have_the_mean_and_the_covariances_of_the_reference(name):
+    case = ALL[name]
+    reference = reference_gradients(Training(case.task, case.L, batch=4, rate=1.0), case.layers, N)
+    assert_same_moments(gradients(name), reference, rounding=ROUNDING)
+
+
+def test_after_twenty_steps_runs_have_the_law_of_the_reference():
+    """256 seeds; Kolmogorov and Smirnov's test on ten numbers, false alarms 6e-6 in all."""
+    runs, steps = 256, 20
+    ends = ends_on_gpu([voyage(small(seed), pair(3), steps) for seed in range(runs)])
+    found = jax.tree.map(lambda *leaves: np.stack(leaves), *(end.layers for end in ends))
+    reference = reference_ends(small(), pair(3), steps, runs)
+    for one, other in zip(readings(found), readings(reference), strict=True):
+        assert one.std() > 1e-2
+        assert stats.kstest(one, other).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("L", [3, 10, 100, 1000, math.inf])
+@pytest.mark.parametrize("members", MEMBERS)
+def test_for_300_steps_both_engines_go_the_same_way(members, L):
+    training, layers = long(L), MEMBERS[members]
+    trainers = FusedTrainer(training, layers), GpuTrainer(training, layers)
+    one, other = (trainer.advance(trainer.start(), 300) for trainer in trainers)
+    assert one.diverged == other.diverged == (None,) * len(layers)
+    for start, expected, found in zip(layers, one.layers, other.layers, strict=True):
+        change = np.abs(flat(expected) - flat(start)).max()
+        assert change > 0.05
+        np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=DRIFT * change)
+
+
+@pytest.mark.parametrize("L", [10, 1000, math.inf])
+def test_a_run_in_pieces_ends_where_one_in_one_go_does(L):
+    trainer = GpuTrainer(long(L), MEMBERS["pair"])
+    state, whole = trainer.start(), trainer.advance(trainer.start(), 30)
+    for stop in (0, 1, 7, 7, 29, 30):
+        state = trainer.advance(state, stop)
+    assert_same(state, whole)
+    assert not np.array_equal(flat(whole.layers), flat(MEMBERS["pair"]))
+
+
+def test_launches_end_by_the_clock_and_anywhere():
+    start = voyage(long(100), MEMBERS["pair"], 2000)
+    (whole,), (cut,) = ends_on_gpu([start]), ends_on_gpu([start], seconds=1e-3)
+    assert whole.step == 2000
+    assert_same(cut, whole)
+    steps = Fleet([start]).advance(1e-3)[0].state.step
+    assert 0 < steps < 2000
+
+
+def test_states_kept_on_the_way_are_those_reached_by_stopping_there():
+    marks = (1, 2, 50, 51, 199, 200)
+    start = voyage(long(10), MEMBERS["pair"], 200)._replace(marks=marks)
+    leg = Fleet([start]).advance()[0]
+    trainer = GpuTrainer(start.training, MEMBERS["pair"])
+    assert tuple(leg.steps) == marks
+    for i, stop in enumerate(marks):
+        kept = jax.tree.map(lambda leaf, i=i: leaf[i] if np.ndim(leaf) else leaf, leg.kept)
+        np.testing.assert_array_equal(flat(kept), flat(trainer.advance(trainer.start(), stop).layers))
+
+
+def test_runs_beside_others_end_where_they_do_alone():
+    """Of three kinds and several lengths; more of them than a card has processors."""
+    lengths = (3, 10, 100, 301, math.inf)
+    voyages = [voyage(long(lengths[i % 5], seed=i), MEMBERS["pair"], 40 + i % 7) for i in range(300)]
+    voyages += [voyage(small(i, L), pair(3), 20) for i, L in enumerate(lengths)]
+    voyages += [voyage(Training(ALL["two heads"].task, 10, batch=4), ALL["two heads"].layers, 20)]
+    beside = ends_on_gpu(voyages)
+    for i in (*range(0, 300, 37), *range(300, len(voyages))):
+        (alone,) = ends_on_gpu([voyages[i]])
+        assert_same(beside[i], alone)
+    assert len({flat(end.layers).tobytes() for end in beside}) == len(beside)
+
+
+def test_a_layer_that_diverges_stays_and_the_other_goes_on():
+    softmax, linear = pair(3)
+    layers = lp.LinearAttention(3 * linear.U, 3 * linear.V), softmax
+    training = small(rate=0.3)
+    one, other = FusedTrainer(training, layers), GpuTrainer(training, layers)
+    expected, found = (trainer.advance(trainer.start(), 12) for trainer in (one, other))
+    assert found.diverged == expected.diverged
+    assert found.diverged[0] is not None
+    assert found.diverged[1] is None
+    before = other.advance(other.start(), found.diverged[0])
+    np.testing.assert_array_equal(flat(found.layers[0]), flat(before.layers[0]))
+    assert np.linalg.norm(flat(found.layers[0])) <= FAR
+    assert np.all(np.isfinite(flat(found.layers[1])))
+    np.testing.assert_allclose(flat(found.layers[1]), flat(expected.layers[1]), atol=DRIFT)
+
+
+def test_a_run_whose_layers_have_all_diverged_counts_on_and_changes_nothing():
+    trainer = GpuTrainer(small(rate=1e9), pair(3))
+    state = trainer.advance(trainer.start(), 40)
+    assert (state.step, state.diverged) == (40, (0, 0))
+    np.testing.assert_array_equal(flat(state.layers), flat(pair(3)))
+
+
+def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(tmp_path):
+    record = lab.Record(what=("parameters",), points=5, draws=256)
+    run = lab.Run(L=10, d=5, rate=0.01, steps=200, record=record)
+    runs = [run, dataclasses.replace(run, weight_seed=1, data_seed=1)]
+    store = lab.Store(tmp_path / "gpu")
+    on_gpu = lab.sweep(runs, store, device="auto")
+    assert [store.log(one.hash)["device"] for one in runs] == ["gpu", "gpu"]
+    for one, other in zip(on_gpu, lab.sweep(runs, lab.Store(tmp_path / "cpu")), strict=True):
+        assert one.step.values.tolist() == other.step.values.tolist()
+        for name in ("risk", "K", "Q", "V", "O"):
+            np.testing.assert_allclose(one[name].values, other[name].values, rtol=DRIFT, atol=DRIFT * 0.1)
+        np.testing.assert_array_equal(one.verdict.values, other.verdict.values)
+
+
+def test_the_gpu_is_chosen_where_it_is_not_refused():
+    layers = pair(3)
+    assert type(trainer_for(small(), layers, device="auto")) is GpuTrainer
+    assert type(trainer_for(small(), layers, device="gpu")) is GpuTrainer
+    assert type(trainer_for(small(), layers, device="cpu")) is FusedTrainer
