@@ -62,6 +62,37 @@ def test_train_prints_its_estimate_and_its_table(command):
     )
 
 
+@pytest.mark.parametrize(
+    ("command_name", "more"), [("train", QUICK), ("reproduce", ("--preset", "smoke", "--figures", "2"))]
+)
+def test_without_a_gpu_one_line_says_so_and_the_processor_does_it(command, monkeypatch, command_name, more):
+    monkeypatch.setattr("largeprompt.engine._gpu.gpu_refusal", lambda: "CUDA finds no device and driver")
+    options = (command_name, *more, "--estimate", "--device")
+    line = "largeprompt: no GPU: CUDA finds no device and driver; carried out on the CPU\n"
+    for device, said in (("gpu", line), ("auto", ""), ("cpu", "")):
+        code, out, err = command(*options, device)
+        assert (code, err) == (0, said)
+        assert "GPU" not in out
+
+
+def test_training_that_asked_for_a_gpu_ends_as_on_the_processor(command, monkeypatch):
+    monkeypatch.setattr("largeprompt.engine._gpu.gpu_refusal", lambda: "numba-cuda is not installed")
+    code, out, err = command("train", *QUICK, "--attention", "linear", "--device", "gpu", "--json")
+    assert (code, err) == (0, "largeprompt: no GPU: numba-cuda is not installed; carried out on the CPU\n")
+    (told,) = json.loads(out)["runs"]
+    assert lab.Store("runs").log(told["hash"])["device"] == "cpu"
+    assert command("train", *QUICK, "--attention", "linear")[1].startswith("1 runs, all in the store")
+
+
+@pytest.mark.parametrize("command_name", ["train", "reproduce", "figure", "verify"])
+def test_a_device_that_is_none_is_refused_in_one_line(command, command_name):
+    of_figure = ("2",) if command_name == "figure" else ()
+    code, out, err = command(command_name, *of_figure, "--device", "tpu")
+    assert (code, out) == (2, "")
+    assert err == "largeprompt: device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'\n"
+    assert not Path("results").exists()
+
+
 def test_an_estimate_alone_runs_nothing(command, monkeypatch):
     monkeypatch.setenv("LARGEPROMPT_STORE", "elsewhere")
     code, out, _ = command("train", *QUICK, "--seeds", "3", "--estimate")

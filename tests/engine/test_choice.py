@@ -2,6 +2,8 @@
 
 import math
 import re
+import sys
+from typing import get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 import largeprompt as lp
 from engine_catalogue import KMS, flat, pair, uv
 from largeprompt import engine
+from largeprompt._device import Device
 from largeprompt.dynamics import Training
+from largeprompt.engine import _gpu
 from largeprompt.icl import LinearRegression, RegressionOn, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
@@ -53,6 +57,72 @@ def test_the_fused_engine_is_chosen_where_it_applies():
         assert engine.trainer_for(Training(KMS, 5), layers, engine="reference").name == "reference"
     assert engine.trainer_for(Training(KMS, math.inf), (SOFTMAX,)).name == "fused"
     assert engine.trainer_for(Training(KMS, 2**32), (SOFTMAX,)).name == "reference"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: "CUDA finds no device and driver")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_processor_does_it_and_says_so_to_who_asked():
+    remark = "no GPU: CUDA finds no device and driver; carried out on the CPU"
+    places = {device: engine.fused_place(device) for device in ("auto", "cpu", "gpu")}
+    assert places == {"auto": ("cpu", None), "cpu": ("cpu", None), "gpu": ("cpu", remark)}
+    for device in ("auto", "cpu", "gpu"):
+        trainer = engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)
+        assert type(trainer) is engine.FusedTrainer
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_the_trainer_of_a_gpu_without_one_says_why():
+    with pytest.raises(
+        ValueError, match=r"^the fused engine does not apply on a GPU: CUDA finds no device and driver$"
+    ):
+        engine.GpuTrainer(Training(KMS, 5), (SOFTMAX,))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_fused_engine_refuses_it_refuses_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: None)
+    task, layers, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        engine.trainer_for(Training(task, 5), layers, engine="fused", device="gpu")
+    assert engine.trainer_for(Training(task, 5), layers, device="gpu").name == "reference"
+
+
+def test_with_a_gpu_its_trainer_is_chosen_unless_the_processor_is_asked_for(monkeypatch):
+    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: None)
+    chosen = {
+        device: type(engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)) for device in get_args(Device)
+    }
+    assert chosen == {"auto": engine.GpuTrainer, "cpu": engine.FusedTrainer, "gpu": engine.GpuTrainer}
+
+
+def test_why_there_is_no_gpu_is_one_line_whatever_a_driver_says(monkeypatch):
+    cuda = pytest.importorskip("numba.cuda")
+
+    def fails():
+        raise RuntimeError("Call to cuInit results in CUDA_ERROR_UNKNOWN (999)\nand a second line")
+
+    monkeypatch.setattr(cuda, "is_available", fails)
+    assert _gpu.gpu_refusal() == "CUDA does not answer: Call to cuInit results in CUDA_ERROR_UNKNOWN (999)"
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    assert _gpu.gpu_refusal() == "CUDA finds no device and driver"
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    assert _gpu.gpu_refusal() is None
+    monkeypatch.setitem(sys.modules, "numba.cuda", None)
+    monkeypatch.delattr("numba.cuda", raising=False)
+    assert _gpu.gpu_refusal() == "numba-cuda is not installed (it comes with largeprompt[cuda])"
+
+
+@pytest.mark.parametrize("device", ["tpu", "", "GPU"])
+def test_an_unknown_device_is_refused(device, as_a_stranger):
+    message = f"device is {device!r}; it must be one of 'auto', 'cpu', 'gpu'"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        engine.fused_place(device)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)
 
 
 def test_an_unknown_engine_is_refused(as_a_stranger):

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import diffrax
@@ -16,6 +17,7 @@ from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
+_WORSE = 2.0  # times the error without control variate: from there on it does harm
 Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
@@ -79,9 +81,9 @@ def gradient_flow(
     r"""The gradient flow $\dot\theta = -\nabla R_L(\theta)$ from a layer, in its own parameters, recorded at `times`.
 
     On Gaussian regression the vector field is exact at `L = inf` and for linear attention, and for softmax attention at
-    finite length exact over prompts, averaged over `draws` fixed nodes of $(W, x)$; for any other task or layer it is
-    the average over `draws` fixed instances with their prompts. Stiff flows of few parameters are faster with
-    `solver="implicit"`. Paper: Equations (7) and (10).
+    finite length exact over prompts, averaged over `draws` fixed nodes of $(W, x)$, with $R_\infty$ as control variate
+    throughout or without it throughout; for any other task or layer it is the average over `draws` fixed instances with
+    their prompts. Stiff flows of few parameters are faster with `solver="implicit"`. Paper: Equations (7) and (10).
     """
     record = increasing_times(times)
     if solver not in get_args(Solver):
@@ -89,7 +91,12 @@ def gradient_flow(
     function = risk_function(layer, task, L, key, draws=draws)
     _refuse_a_start_too_far(layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
-    solution = _solve(function, layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
+    settings = (layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
+    solution = _solve(function, *settings)
+    if _happened(solution, "misled"):
+        # from the start again: a flow is that of one function, which it never raises
+        function = _without_control(function)
+        solution = _solve(function, *settings)
     if int(solution.stats["num_accepted_steps"]) == 0:
         _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
         checks.result("the gradient at the start", norm(gradient))
@@ -146,6 +153,18 @@ def _solve(
         # an implicit step's equations are all rounding where nothing moves any more
         return norm(velocity(t, y, args)) * (end - t) < atol / 10
 
+    def is_misled(t, y, function, **_):
+        # with a control variate the average over nodes has no floor, and a flow may find the way down
+        reached = eqx.combine(y, static)
+        _, error = function.value_and_error(reached)
+        _, without = _without_control(function).value_and_error(reached)
+        return error > _WORSE * without
+
+    events: dict[str, Callable[..., Any]] = {"far": is_far}
+    if solver == "implicit":
+        events["settled"] = is_settled
+    if _may_control(function):
+        events["misled"] = is_misled
     solvers = {
         "stabilised": Chebyshev(),
         "explicit": diffrax.Tsit5(),
@@ -161,10 +180,24 @@ def _solve(
         args=function,
         saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
-        event=diffrax.Event([is_far, is_settled] if solver == "implicit" else [is_far]),
+        event=diffrax.Event(events),
         max_steps=max_steps,
         throw=False,
     )
+
+
+def _happened(solution: diffrax.Solution, event: str) -> bool:
+    return bool((solution.event_mask or {}).get(event, False))
+
+
+def _may_control(function: AbstractRisk) -> bool:
+    """Whether the function has a control variate, of weight `theta`."""
+    return hasattr(function, "theta")
+
+
+def _without_control(function: AbstractRisk) -> AbstractRisk:
+    """The plain average over the nodes. Each adds a mean square, so that it is never below 0."""
+    return eqx.tree_at(lambda f: f.theta, function, replace_fn=jnp.zeros_like)
 
 
 def _refuse_a_start_too_far(layer: AbstractLayer) -> None:
@@ -184,7 +217,7 @@ def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Arra
     if reached.all():
         return times, recorded, "completed", stopped
     n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped
-    if solution.event_mask is not None and len(solution.event_mask) == 2 and bool(solution.event_mask[1]):
+    if _happened(solution, "settled"):
         return times, jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", stopped
     ending: Ending = "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged"
     if n and stopped <= float(times[n - 1]):

@@ -34,7 +34,7 @@ class Courses(AbstractFigure):
         first = runs[settings.courses[0]][0]
         shape = (len(MEMBERS), len(settings.courses), settings.seeds)
         flow, optimum = np.full((*shape, first.sizes["step"]), np.nan), np.empty(shape[:2])
-        risk, verdict = np.empty_like(flow), np.empty(shape, dtype="<U10")
+        risk, verdict, cut = np.empty_like(flow), np.empty(shape, dtype="<U10"), []
         for i, member in enumerate(MEMBERS):
             for j, L in enumerate(settings.courses):
                 optimum[i, j] = float(runs[L][0].optimum.sel(member=member))
@@ -42,12 +42,15 @@ class Courses(AbstractFigure):
                     here = data.sel(member=member)
                     risk[i, j, k], verdict[i, j, k] = here.risk.values, str(here.verdict.values)
                     if (member, L, k) in flows:
-                        flow[i, j, k] = results[flows[member, L, k]].risk.values
+                        followed = results[flows[member, L, k]]
+                        flow[i, j, k] = followed.risk.values
+                        if followed.attrs["cut_short"]:
+                            cut.append(f"{member}, L = {L}, seed {k}: {followed.attrs['cut_short']}")
         dims = ("member", "L", "seed")
         return xr.Dataset(
             {
                 "risk": ((*dims, "step"), risk, {"long_name": "exact risk along SGD"}),
-                "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if not made"}),
+                "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
                 "verdict": (dims, verdict),
                 "optimum": (dims[:2], optimum),
                 "Bayes": ("L", [float(runs[L][0].Bayes) for L in settings.courses]),
@@ -58,7 +61,12 @@ class Courses(AbstractFigure):
                 "seed": np.arange(settings.seeds),
                 "step": first.step.values,
             },
-            attrs={"covariance": self.covariance, "steps": settings.steps, "risk": "half the mean squared error"},
+            attrs={
+                "covariance": self.covariance,
+                "steps": settings.steps,
+                "risk": "half the mean squared error",
+                "flows_cut_short": "; ".join(cut),
+            },
         )
 
     def chart(self, data: xr.Dataset) -> Chart:
@@ -80,6 +88,8 @@ class Courses(AbstractFigure):
                 f"Of {len(followed)} runs beside their population flow, SGD is never further from it than "
                 f"{100 * np.median(followed):.1f} % of the risk in half, {100 * followed.max():.0f} % in all."
             )
+        if data.attrs["flows_cut_short"]:
+            lines.append(f"Population flows that end before training does: {data.attrs['flows_cut_short']}.")
         return lines
 
 
@@ -111,7 +121,7 @@ def _panel(data: xr.Dataset) -> Panel:
         for seed in here.seed.values if many else ():
             style = {"colour": hue, "in_legend": False}
             series.append(Series(f"{member}, seed {seed}", steps, risk[seed], "seed", **style))
-        followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).all()]
+        followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).any()]
         whose = "" if len(followed) == here.sizes["seed"] else f" of seed {', '.join(map(str, followed))}"
         for seed in followed:
             flow, style = here.flow.sel(seed=seed).values, {"colour": hue, "dash": "dash", "width": 1.0}

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from largeprompt.dynamics import Trajectory, gradient_flow
 from largeprompt.icl import risk_function
@@ -15,6 +17,7 @@ from largeprompt.lab import Run
 from ._piece import AbstractPiece, Done
 
 _MATRICES = ("K", "Q", "V", "O")
+_Array = Float[np.ndarray, "t *rest"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,7 @@ class InfiniteFlow(AbstractPiece):
     """The infinite-prompt flow from the start of a run, at its recorded steps: all parameters, and the risk.
 
     On centred Gaussian tokens it is the same for softmax and linear attention. The length of the run does not matter.
+    After the end of a flow that could not be followed to the last step all is NaN.
     """
 
     run: Run
@@ -37,16 +41,14 @@ class InfiniteFlow(AbstractPiece):
     def _compute(self, done: Done) -> xr.Dataset:
         steps, flow = _followed(self.run, "linear", math.inf)
         theta = np.concatenate([_rows(getattr(flow.layers, name)) for name in _MATRICES], axis=1)
-        return xr.Dataset(
-            {"theta": (("step", "parameter"), theta), "risk": ("step", np.asarray(flow.risk))},
-            coords={"step": steps},
-        )
+        return _recorded(self.run, steps, flow, {"theta": theta, "risk": np.asarray(flow.risk)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Flow(AbstractPiece):
-    """The exact risk along the population flow of one member of a run, at its recorded steps."""
+    """The exact risk along the population flow of one member of a run, at its recorded steps; NaN after its end."""
 
+    version: ClassVar[int] = 2
     run: Run
     member: str
 
@@ -63,19 +65,33 @@ class Flow(AbstractPiece):
         # by nodes other than those it was followed with, which it fits a little
         function = risk_function(flow.layer(0), self.run.task(), self.run.L, jax.random.key(1), draws=2**14)
         risk, error = _risks(function, flow.layers)
-        return xr.Dataset(
-            {"risk": ("step", np.asarray(risk)), "risk_stderr": ("step", np.asarray(error))}, coords={"step": steps}
-        )
+        return _recorded(self.run, steps, flow, {"risk": np.asarray(risk), "risk_stderr": np.asarray(error)})
 
 
 def _followed(run: Run, member: str, L: float) -> tuple[np.ndarray, Trajectory]:
     """The recorded steps of a run, and the flow at the times that they stand for."""
     steps = run.record.steps(run.steps).astype(float)
     layer = run.layers()[run.members.index(member)]
-    flow = gradient_flow(layer, run.task(), L, steps * run.rate * run.loss_factor)
-    if flow.ending != "completed":
-        raise ValueError(f"the flow of {run.title} ended at t = {flow.ended_at:g}: {flow.ending}")
-    return steps, flow
+    return steps, gradient_flow(layer, run.task(), L, steps * _time_per_step(run))
+
+
+def _time_per_step(run: Run) -> float:
+    return run.rate * run.loss_factor
+
+
+def _recorded(run: Run, steps: _Array, flow: Trajectory, columns: dict[str, _Array]) -> xr.Dataset:
+    """Columns of a flow at all recorded steps, NaN after its end; `cut_short` says how and when, if before the last."""
+    reached = len(flow.times)
+    if flow.ending != "completed" and flow.ended_at < steps[reached - 1] * _time_per_step(run):
+        reached -= 1  # the last state is one between recorded steps
+    dims = {1: ("step",), 2: ("step", "parameter")}
+    data = {}
+    for name, column in columns.items():
+        padded = np.full((len(steps), *column.shape[1:]), np.nan)
+        padded[:reached] = column[:reached]
+        data[name] = dims[column.ndim], padded
+    end = "" if flow.ending == "completed" else f"{flow.ending} at step {flow.ended_at / _time_per_step(run):.0f}"
+    return xr.Dataset(data, coords={"step": steps}, attrs={"cut_short": end})
 
 
 @eqx.filter_jit
