@@ -143,15 +143,17 @@ RUNS = [
 
 
 class Watching(lab.Watcher):
-    """Writes down what it is told, and has Ctrl-C pressed when a run has come to a step."""
+    """Writes down what it is told; has Ctrl-C pressed, or fails, when a run has come to a step."""
 
-    def __init__(self, pressed_at: int | None = None):
-        self.steps, self.ends, self._pressed_at = [], [], pressed_at
+    def __init__(self, pressed_at: int | None = None, fails_at: int | None = None):
+        self.risks, self.ends, self._pressed_at, self._fails_at = [], [], pressed_at, fails_at
 
     def moved(self, run, step, speed, risk):
-        self.steps.append(step)
+        self.risks.append((step, *risk))
         if self._pressed_at == step:
             os.kill(os.getpid(), signal.SIGINT)
+        if self._fails_at == step:
+            raise OSError("the terminal is gone")
 
     def ended(self, run, found):
         self.ends.append(found)
@@ -314,7 +316,7 @@ def sweeps(found: Findings, folder: Path) -> None:
     watching = Watching()
     store = lab.Store(folder / "whole")
     lab.sweep(RUNS, store, device="gpu", watcher=watching)
-    found.put("sweep/whole", {"found": watching.ends, "steps": watching.steps})
+    found.put("sweep/whole", {"found": watching.ends, "risks": watching.risks})
     with patch.object(Fleet, "advance", side_effect=AssertionError("a result was there already")):
         again = Watching()
         lab.sweep(RUNS, store, device="gpu", watcher=again)
@@ -324,6 +326,20 @@ def sweeps(found: Findings, folder: Path) -> None:
     with launches_of(2), contextlib.suppress(lab.Interrupted):
         lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=4))
         found["sweep/interrupted/not"] = np.array(True)
+
+    store = lab.Store(folder / "failed")
+    with launches_of(2):
+        try:
+            lab.sweep(RUNS, store, device="gpu", watcher=Watching(fails_at=4))
+        except OSError as error:
+            found["sweep/failed/said"] = np.array(str(error))
+
+    store = lab.Store(folder / "full")
+    with launches_of(1), patch.object(lab.Store, "save", side_effect=OSError(28, "No space left on device")):
+        try:
+            lab.sweep(RUNS[-1:] + RUNS[:1], store, device="gpu")
+        except OSError as error:
+            found["sweep/full/said"] = np.array(str(error))
 
     store = lab.Store(folder / "claimed")
     run = RUNS[0].resolved

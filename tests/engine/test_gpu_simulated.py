@@ -153,6 +153,8 @@ def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(found, folder, of
         assert store.log(run.hash)["device"] == "gpu"
         assert store.log(run.hash)["sittings"] == 1
     assert not found["sweep/whole/found"].any()
+    for told, data in zip(found["sweep/whole/risks"], of_processor[:3], strict=False):
+        np.testing.assert_allclose(told, [6, *data.risk.values[:, -1]], rtol=1e-5)
     assert [str(end) for end in of_processor[3].verdict.values] == ["diverged", "diverged"]
     assert np.isnan(of_processor[3].risk.values[:, -1]).all()
 
@@ -161,9 +163,12 @@ def test_a_result_that_is_there_is_not_made_again_on_a_gpu(found):
     assert found["sweep/again/found"].tolist() == [True] * len(RUNS)
 
 
-def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_processor):
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
+def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_processor, how):
+    """So does one that a failure ended."""
     assert "sweep/interrupted/not" not in found
-    store = lab.Store(folder / "interrupted")
+    assert found["sweep/failed/said"] == "the terminal is gone"
+    store = lab.Store(folder / how)
     under_way = [run for run in RUNS if not store.finished(run.hash)]
     assert RUNS[:3] == under_way
     for run in under_way:
@@ -175,6 +180,14 @@ def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_p
         on_both = run in under_way
         assert store.log(run.hash)["sittings"] == 1 + on_both
         assert store.log(run.hash)["device"] == ("cpu" if on_both else "gpu")
+
+
+def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
+    assert str(found["sweep/full/said"]).startswith(f"No space left on device: run {RUNS[-1].hash[:12]} is kept up to")
+    store = lab.Store(folder / "full")
+    kept = store.checkpoint(RUNS[0].hash)
+    assert kept is not None
+    assert 1 <= kept.header["step"] < RUNS[0].steps
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(found, folder):

@@ -38,7 +38,11 @@ def carried_out_together(
             results[i] = found
             if alone:
                 work.take(i, Sitting(run, store, watcher, "gpu"), claim)
-        work.carry_out()
+        try:
+            work.carry_out()
+        except BaseException:  # an interrupt, or the failure of one: the others keep what they have
+            work.save()
+            raise
     return [found if found is not None else work.results.get(i) for i, found in enumerate(results)]
 
 
@@ -72,26 +76,28 @@ class _Work:
                 launched = time.monotonic()
                 legs = {numbers[i]: leg for i, leg in fleet.advance(seconds).items()}
                 landed = time.monotonic()
-                for i, leg in legs.items():
-                    sitting = self._sittings[i]
-                    speed = (leg.state.step - sitting.state.step) / max(landed - launched, 1e-9)
-                    sitting.state, sitting.seconds = leg.state, before[i] + landed - began
-                    self._watcher.moved(sitting.run, leg.state.step, speed, sitting.course.risk)
                 self._record(starts)
                 self._record({i: Stretch(leg.steps, leg.kept, leg.state.diverged) for i, leg in legs.items()})
                 starts = {}
+                steps = {i: leg.state.step - self._sittings[i].state.step for i, leg in legs.items()}
+                for i, leg in legs.items():
+                    self._sittings[i].state, self._sittings[i].seconds = leg.state, before[i] + landed - began
+                for i, n in steps.items():
+                    sitting, speed = self._sittings[i], n / max(landed - launched, 1e-9)
+                    self._watcher.moved(sitting.run, sitting.state.step, speed, sitting.course.risk)
                 for i in [i for i, sitting in self._sittings.items() if sitting.course.due is None]:
                     ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
+                for end in [end for end in ending if end.done()]:
+                    end.result()  # or what went wrong
                 if self._stop.is_set():
-                    self._save()
                     raise Interrupted
                 if time.monotonic() - saved >= self._every:
-                    self._save()
+                    self.save()
                     saved = time.monotonic()
                 # the card waits meanwhile: a small part of the time
                 seconds = min(LONGEST, max(SECONDS, 8 * (time.monotonic() - landed)))
         for end in ending:
-            end.result()  # or what went wrong
+            end.result()
 
     def _record(self, stretches: dict[int, Stretch]) -> None:
         add([self._sittings[i].course for i in stretches], list(stretches.values()), self._gpu)
@@ -106,7 +112,8 @@ class _Work:
         self._claims.pop(i).close()
         self._watcher.ended(sitting.run, found=False)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Keep a checkpoint of each that is under way."""
         for sitting in self._sittings.values():
             sitting.save()
 
