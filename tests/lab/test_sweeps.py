@@ -11,8 +11,10 @@ from rich.console import Console
 
 import stand_in
 from largeprompt import engine, lab
+from largeprompt._device import Place
 from largeprompt.lab._forecast import _makespan, recorded_bytes
 from largeprompt.paper import training
+from largeprompt.paper.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("quick")
 RUN = lab.Run(L=math.inf, d=2, attention="linear", rate=1e-2, steps=40, record=lab.Record(points=4))
@@ -82,6 +84,45 @@ def test_the_forecast_counts_what_is_left_to_do(store):
     assert set(lab.forecast(RUNS, store, jobs=2).each) == set(RUNS[1:])
     sizes = store.path(RUNS[0].hash).stat().st_size
     assert recorded_bytes(RUN) < sizes < 10 * recorded_bytes(RUN) + 2**14
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU on which every run of the compiled loops goes ten steps a launch."""
+
+    class Fleet:
+        def __init__(self, voyages):
+            self._states = [voyage.state for voyage in voyages]
+
+        def advance(self, seconds):
+            self._states = [state._replace(step=state.step + 10) for state in self._states]
+            return {i: engine.Leg(state, np.zeros(0), ()) for i, state in enumerate(self._states)}
+
+    monkeypatch.setattr(engine, "Fleet", Fleet)
+    monkeypatch.setattr(engine, "fused_place", lambda device: Place("gpu"))
+
+
+@pytest.mark.usefixtures("card")
+def test_on_a_gpu_runs_side_by_side_take_as_long_as_the_longest_and_the_others_come_after(store):
+    short, long, other = (
+        dataclasses.replace(RUN, steps=steps, engine=name)
+        for steps, name in ((40, "fused"), (4000, "fused"), (80, "reference"))
+    )
+    told = []
+    found = lab.forecast([short, long, other], store, 2, lambda run, speed: told.append(run), "gpu")
+    assert told == [other]
+    assert found.each[long] == pytest.approx(100 * found.each[short])
+    assert found.seconds == pytest.approx(found.each[long] + found.each[other])
+    alone = lab.forecast([short], store, 2, device="cpu")
+    assert alone.seconds == alone.each[short]
+
+
+def test_a_plan_on_a_gpu_names_it_and_takes_as_long_as_its_longest_part():
+    seconds = {run: 10.0 * (1 + run.weight_seed) for run in RUNS}
+    on_gpu, on_cpu = (Plan(tuple(RUNS), (), seconds, (), 2, 2.0**30, 2.0**20, device) for device in ("gpu", "cpu"))
+    sizes = "1024 MB of memory, 1 MB of disk"
+    assert on_gpu.sentence == f"6 training runs and 0 computations: about 1 min 0 s on the GPU and 2 cores, {sizes}"
+    assert on_cpu.sentence == f"6 training runs and 0 computations: about 1 min 45 s on 2 cores, {sizes}"
 
 
 def test_a_makespan_is_that_of_the_longest_first():
