@@ -55,6 +55,17 @@ def test_risk_falls_and_what_is_conserved_stays(name, L):
         assert float(jnp.ptp(value, axis=0).max()) < 1e-6
 
 
+@pytest.mark.parametrize("seed", [5, 19])
+def test_the_control_variate_cannot_lead_a_flow_below_every_risk(seed):
+    """With R_∞ as control variate to the end, the averages over these nodes fall without bound by t = 100."""
+    start = lp.Head.pytorch_default(jax.random.key(seed), 4)
+    flow = gradient_flow(start, TASK, 8, 10 * TIMES, draws=2**9, rtol=1e-8, atol=1e-10, solver="explicit")
+    assert flow.ending == "completed"
+    assert float(flow.risk.min()) > 0
+    assert np.all(np.diff(flow.risk) <= 1e-9)
+    assert distance(flow.layer(0), start) == 0
+
+
 @pytest.mark.parametrize(("kind", "L"), [("softmax", 8), ("softmax", math.inf), ("linear", 8)])
 def test_the_block_structure_is_preserved(kind, L):
     start = structured_start(TASK, 0.3, kind=kind)

@@ -1,6 +1,7 @@
 """The main job on small stand-ins: what is needed is made once, kept, and found again."""
 
 import dataclasses
+import functools
 import json
 from typing import ClassVar
 
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from largeprompt.dynamics import gradient_flow
 from largeprompt.lab import Interrupted, Record, Run, claimed
 from largeprompt.paper import Conventions, Job, Listener, Settings, job, kept_choice, settings_for
 from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.claims import Check, Claim, Finding
-from largeprompt.paper.figures import AbstractFigure
+from largeprompt.paper.figures import FIGURES, AbstractFigure
 from largeprompt.paper.files import plain
-from largeprompt.paper.pieces import AbstractPiece, Shelf
+from largeprompt.paper.pieces import AbstractPiece, Flow, InfiniteFlow, Needed, Shelf, population
 from refusals import assert_refused
 
 
@@ -193,6 +195,50 @@ def test_a_failing_run_is_heard_before_the_next_piece(stand_ins, tmp_path, monke
     monkeypatch.setattr("largeprompt.lab.sweep", fails)
     with pytest.raises(OSError, match="the disk is full"):
         job.figure("9", "smoke", out=tmp_path)
+
+
+def test_a_flow_that_ends_early_is_kept_up_to_there_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(population, "gradient_flow", functools.partial(gradient_flow, max_steps=12))
+    run = Run(L=5, steps=10**6, record=Record(points=12, draws=64), d=1)
+    pieces = Flow(run, "linear"), InfiniteFlow(run)
+    shelf = Shelf(tmp_path)
+    for piece in pieces:
+        shelf.keep(piece, piece.compute())
+        data = shelf.load(piece)
+        assert data is not None
+        how, _, step = data.attrs["cut_short"].partition(" at step ")
+        assert how == "out of steps"
+        reached = data.step.values <= float(step)
+        assert 1 < reached.sum() < len(reached)
+        for values in data.values():
+            assert np.isfinite(values[reached]).all()
+            assert np.isnan(values[~reached]).all()
+        assert np.all(np.diff(data.risk[reached]) < 0)
+
+
+def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
+    settings, figure = settings_for("smoke"), FIGURES["4"]
+    steps = settings.record.steps(settings.steps).astype(float)
+    fall = np.linspace(0.5, 0.2, len(steps))
+    half = np.where(steps < 1000, fall, np.nan)
+    of_member = {"optimum": ("member", [0.1, 0.1]), "verdict": ("member", ["unfinished"] * 2), "Bayes": ((), 0.1)}
+    trained = xr.Dataset(
+        {"risk": (("member", "step"), 1.1 * np.stack([fall, fall])), **of_member},
+        {"member": ["softmax", "linear"], "step": steps},
+    )
+    flows = [piece for piece in figure.needs(settings) if isinstance(piece, Flow)]
+    results: dict[Needed, xr.Dataset] = {run: trained for run in figure.needs(settings) if isinstance(run, Run)}
+    results |= {piece: xr.Dataset({"risk": ("step", fall)}, {"step": steps}, {"cut_short": ""}) for piece in flows}
+    whole = figure.dataset(settings, results)
+    assert not any("end before training" in line for line in figure.told(whole))
+    results[flows[0]] = xr.Dataset({"risk": ("step", half)}, {"step": steps}, {"cut_short": "diverged at step 1000"})
+    data = figure.dataset(settings, results)
+    told = figure.told(data)
+    assert "softmax, L = 10, seed 0: diverged at step 1000." in told[-1]
+    assert f"Of {len(flows) - 1} runs beside their population flow" in told[-2]
+    curves = [series.y for series in figure.chart(data).panels[0].series if "softmax, population flow" in series.label]
+    assert len(curves) == 1
+    np.testing.assert_array_equal(curves[0], half[steps >= settings.steps / 5000])
 
 
 def test_numbers_that_json_cannot_say_are_text_or_null():

@@ -44,7 +44,7 @@ class Courses(AbstractFigure):
                     if (member, L, k) in flows:
                         followed = results[flows[member, L, k]]
                         flow[i, j, k] = followed.risk.values
-                        if followed.attrs["cut_short"]:
+                        if followed.attrs.get("cut_short"):
                             cut.append(f"{member}, L = {L}, seed {k}: {followed.attrs['cut_short']}")
         dims = ("member", "L", "seed")
         return xr.Dataset(
@@ -88,7 +88,7 @@ class Courses(AbstractFigure):
                 f"Of {len(followed)} runs beside their population flow, SGD is never further from it than "
                 f"{100 * np.median(followed):.1f} % of the risk in half, {100 * followed.max():.0f} % in all."
             )
-        if data.attrs["flows_cut_short"]:
+        if data.attrs.get("flows_cut_short"):
             lines.append(f"Population flows that end before training does: {data.attrs['flows_cut_short']}.")
         return lines
 

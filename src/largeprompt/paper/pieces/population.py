@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -48,7 +47,6 @@ class InfiniteFlow(AbstractPiece):
 class Flow(AbstractPiece):
     """The exact risk along the population flow of one member of a run, at its recorded steps; NaN after its end."""
 
-    version: ClassVar[int] = 2
     run: Run
     member: str
 
