@@ -1,7 +1,8 @@
 """The engine of a GPU on a real one: the law of the reference, the numbers of the processor's engine.
 
-Every kind of training is compiled once, in half a minute: all tests together have five. They need neither xdist nor the
-settings of the other tests: `PYTHONPATH=src:tests python -m pytest --noconftest -o addopts= tests/engine/test_gpu.py`.
+Every kind of training is compiled once, in half a minute: all tests together have six, so that very few tokens come in
+pairs of five covariates alone. They need neither xdist nor the settings of the other tests:
+`PYTHONPATH=src:tests python -m pytest --noconftest -o addopts= tests/engine/test_gpu.py`.
 """
 
 import dataclasses
@@ -34,7 +35,6 @@ from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_pl
 from largeprompt.icl import LinearRegression, kms
 from significance import SIGMAS, assert_same_moments
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Grid size")  # few runs leave most of a card idle
 lp.use_float64()
 N = 1500
 ROUNDING = 1e-4  # of gradients, in the mean over steps: float32 and a GPU's own functions
@@ -42,10 +42,10 @@ DRIFT = 1e-3  # of where 300 steps have led, by rounding that each step passes o
 FALSE_ALARM = 2 * stats.norm.sf(SIGMAS)
 LONG = {"long prompts": Case(KMS, 301, pair(3)), "long prompts, hard maximum": Case(KMS, 301, pair(3, 15.0))}
 OF_TWO_HEADS = ("two heads", "two heads, hard maximum")
-OF_TWO_COVARIATES = tuple(name for name, case in CASES.items() if case.task.d == 2)  # all of one kind
+OF_TWO_COVARIATES = tuple(name for name, case in CASES.items() if case.task.d == 2 and case.L > 3)  # all of one kind
 ALL = CASES | LONG
-LAWS = ("one token", "three tokens", "infinitely many tokens", "correlated", "other queries", "singular")
-LAWS += ("hard maximum", "U = 0", "two heads", "long prompts")
+LAWS = ("infinitely many tokens", "correlated", "general prior", "other queries", "singular", "hard maximum")
+LAWS += ("U = 0", "two heads", "long prompts")
 PAPER = LinearRegression(kms(5, 0.5), 0.1, np.eye(5) / 5)
 SOFTMAX, LINEAR = head_pair(1, 6, rank=6)
 MEMBERS: dict[str, Layers] = {"softmax": (SOFTMAX,), "linear": (LINEAR,), "pair": (SOFTMAX, LINEAR)}
@@ -112,8 +112,10 @@ def test_after_twenty_steps_runs_have_the_law_of_the_reference():
         assert stats.kstest(one, other).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("L", [3, 10, 100, 1000, math.inf])
-@pytest.mark.parametrize("members", MEMBERS)
+@pytest.mark.parametrize(
+    ("members", "L"),
+    [(members, L) for members in MEMBERS for L in (3, 10, 100, 1000, math.inf) if (members, L) != ("softmax", 3)],
+)
 def test_for_300_steps_both_engines_go_the_same_way(members, L):
     training, layers = long(L), MEMBERS[members]
     trainers = FusedTrainer(training, layers), GpuTrainer(training, layers)
@@ -159,7 +161,7 @@ def test_runs_beside_others_end_where_they_do_alone():
     """Of three kinds and several lengths; more of them than a card has processors."""
     lengths = (3, 10, 100, 301, math.inf)
     voyages = [voyage(long(lengths[i % 5], seed=i), MEMBERS["pair"], 40 + i % 7) for i in range(300)]
-    voyages += [voyage(small(i, L), pair(3), 20) for i, L in enumerate(lengths)]
+    voyages += [voyage(small(i, L), pair(3), 20) for i, L in enumerate(lengths[1:])]
     voyages += [voyage(Training(ALL["two heads"].task, 10, batch=4), ALL["two heads"].layers, 20)]
     beside = ends_on_gpu(voyages)
     for i in (*range(0, 300, 37), *range(300, len(voyages))):
