@@ -128,14 +128,9 @@ def prompt_length(
 
 def _place(device: str) -> "Device":
     """The device that there is, with a line where it is not the one asked for."""
-    import jax
-
     from largeprompt._device import jax_place
 
-    found = jax_place(device)
-    if found.device == "cpu" != jax.devices()[0].platform:  # predictions too
-        jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    return device_of(found)
+    return device_of(jax_place(device))
 
 
 def _positive(name: str, text: str) -> float:

@@ -49,6 +49,10 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
 
 def device_of(place: Any) -> Any:
     """The device that there is; where it is not the one asked for, a line says so."""
+    import jax
+
+    if place.device == "cpu" != jax.devices()[0].platform:
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
     if place.remark is not None:
         errors.print(f"largeprompt: {place.remark}", highlight=False, soft_wrap=True, markup=False)
     return place.device

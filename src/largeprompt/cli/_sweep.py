@@ -92,7 +92,14 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
 
     lost = {failed.run.hash for failed in outcome.failed}
     good = [run.hash for run in runs if run.hash not in lost] if len(runs) <= _MANY else []
-    results = [data for data in map(store.load, good) if data is not None]
+    results, damaged = [], []
+    for address in good:
+        try:
+            results.append(store.load(address))
+        except lab.Damaged as error:
+            kept = store.set_aside(address, "nc")
+            damaged.append(f"{error}; it is kept as {kept}, and the same command makes it anew")
+    results = [data for data in results if data is not None]
     rows = lab.summary(results) if results else []
     if as_json:
         counts = {"runs": outcome.runs, "found": outcome.found, "finished": outcome.finished}
@@ -103,6 +110,8 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
             show(training.tables(rows), width=120)
         there = f"{outcome.finished} of {outcome.runs} runs are finished, {outcome.found} were before"
         screen.print(f"{there}; they are in {store.location}", markup=False, highlight=False, soft_wrap=True)
+    for message in damaged:
+        _complain(message)
     for run, message in outcome.failed[:_SHOWN]:
         _complain(f"run {run.hash[:12]} ({run.title}) failed: {message}")
     if len(outcome.failed) > _SHOWN:

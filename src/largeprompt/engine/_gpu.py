@@ -1,5 +1,6 @@
 """Runs on a GPU: many side by side in one launch, each a block of threads, in launches of a second or so."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -11,11 +12,25 @@ from largeprompt._device import Place, checked_device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._form import Form, refusal
-from ._gpu_kinds import DIVERGED, MARK, MOST_PARTS, NUMBERS, OTHER_DIVERGED, PROMPTS, STEP, STOP, WHOLE, Heads, Kind
+from ._gpu_kinds import (
+    DIVERGED,
+    MARK,
+    MOST_PARTS,
+    NUMBERS,
+    OTHER_DIVERGED,
+    PROMPTS,
+    REGISTERS,
+    STEP,
+    STOP,
+    WHOLE,
+    Heads,
+    Kind,
+)
 from ._target import PLAIN_PYTHON, WARP
 
 SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
+_REGISTERS_OF_A_PROCESSOR = 2**16
 _TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
 
 
@@ -92,6 +107,10 @@ class Fleet:
     """Trainings of any lengths, laws and shapes on one GPU."""
 
     def __init__(self, voyages: Sequence[Voyage]):
+        for voyage in voyages:
+            steps = [voyage.state.step, *voyage.marks]
+            if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > voyage.stop:
+                raise ValueError(f"marks are {voyage.marks}; they must increase from above {steps[0]} to {voyage.stop}")
         self._forms = [Form(voyage.training, voyage.state.layers) for voyage in voyages]
         kinds = [_kind(voyage.training, form) for voyage, form in zip(voyages, self._forms, strict=True)]
         self._squadrons = []
@@ -103,7 +122,9 @@ class Fleet:
 
     def advance(self, seconds: float = SECONDS) -> dict[int, Leg]:
         """One launch of about that long; the trainings that it moved, by their number. None is left: an empty one."""
-        under_way = [squadron for squadron in self._squadrons if squadron[1].embark(seconds)]
+        under_way = [squadron for squadron in self._squadrons if squadron[1].embark()]
+        for _, squadron in under_way:  # only now: what is copied to the card waits for all that was launched before
+            squadron.launch(seconds)
         legs = {}
         for members, squadron in under_way:
             for i, (step, vector, diverged, steps, kept) in squadron.land().items():
@@ -163,8 +184,8 @@ class _Squadron:
         fields = heads.fields(self._kind.d + 1).values()
         return Room(*(self._cuda.to_device(np.zeros((runs, *shape), kind)) for shape, kind in fields))
 
-    def embark(self, seconds: float) -> bool:
-        """Launch what is not done yet, the longest first; whether there is any."""
+    def embark(self) -> bool:
+        """Bring what a launch needs to the card, the longest runs first; whether there is any to launch."""
         left = np.flatnonzero(self._left() > 0)
         if not len(left):
             return False
@@ -180,25 +201,28 @@ class _Squadron:
         self._window = window
         order = left[np.argsort(-self._left()[left] * self._cost[left], kind="stable")]
         to_card = self._cuda.to_device
-        self._on_card = to_card(self._whole), to_card(np.zeros((len(window), width, self._kind.size)))
+        self._on_card = to_card(self._whole), self._cuda.device_array((len(window), width, self._kind.size))
+        self._order, self._marks_on_card, self._moved = to_card(order), to_card(marks), left
+        return True
+
+    def launch(self, seconds: float) -> None:
+        """Set the blocks to work."""
+        blocks = len(self._moved)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
-            launch = self._loop[len(order), self._threads, self._stream, self._shared]
-            launch(
-                to_card(order),
+            self._loop[blocks, self._threads, self._stream, self._shared](
+                self._order,
                 self._on_card[0],
                 self._numbers,
                 self._laws,
                 self._rooms[0],
                 self._rooms[-1],
                 self._states,
-                to_card(marks),
+                self._marks_on_card,
                 self._on_card[1],
                 FAR,
-                self._cycles(seconds),
+                self._cycles(seconds, blocks),
             )
-        self._moved = left
-        return True
 
     def land(self) -> dict[int, tuple]:
         """Wait for the launch; what became of each training that was in it."""
@@ -222,10 +246,13 @@ class _Squadron:
     def _left(self) -> np.ndarray:
         return self._stops - self._whole[:, STEP]
 
-    def _cycles(self, seconds: float) -> int:
+    def _cycles(self, seconds: float, blocks: int) -> int:
+        """What each block has of the clock: less where they come in several waves."""
         if PLAIN_PYTHON:  # a simulated clock stands still
             return 1
-        return int(seconds * 1000 * self._cuda.get_current_device().CLOCK_RATE)
+        card = self._cuda.get_current_device()
+        at_once = card.MULTIPROCESSOR_COUNT * max(1, _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads))
+        return int(seconds * 1000 * card.CLOCK_RATE / math.ceil(blocks / at_once))
 
 
 class GpuTrainer(AbstractTrainer):

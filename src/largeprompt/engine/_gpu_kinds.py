@@ -130,7 +130,7 @@ class Kind(NamedTuple):
     def _of_readings(self, lanes: int) -> int:
         """Bytes of the readings of one head of each layer, the query and ones, and of sums of them in pieces."""
         D, layers = self.d + 1, len(self.layers)
-        return 4 * ((lanes + 1) * (2 * layers + 1) * D + layers * self.pieces * D * D)
+        return 4 * ((lanes + 1) * (2 * layers + 1) * D + (layers * self.pieces * D * D if self.pieces > 1 else 0))
 
     @property
     def pieces(self) -> int:

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import logging
 import queue
+import re
 import secrets
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ._engines import with_engines
 from ._execution import CHECKPOINT_SECONDS
-from ._remote_store import store_at
+from ._remote_store import RemoteStore, store_at
 from ._run import Run
 from ._sitting import Interrupted
 from ._store import AbstractStore, Store
@@ -101,7 +102,9 @@ def runs_at_work(scheduler: str, store: AbstractStore) -> set[str]:
 
 
 def _where(store: AbstractStore) -> str:
-    return str(store.folder.absolute()) if isinstance(store, Store) else store.location
+    if isinstance(store, Store):
+        return str(store.folder.absolute())
+    return store.url if isinstance(store, RemoteStore) else store.location
 
 
 def _place(store: AbstractStore) -> str:
@@ -164,6 +167,8 @@ def _distributed() -> Any:
 
 
 def _connected(distributed: Any, address: str) -> Any:
+    if not re.fullmatch(r"\w+://\S+:\d+/?", address):
+        raise ValueError(f"the scheduler is {address!r}; it must be an address such as tcp://HOST:8786")
     try:
         return distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -280,7 +285,7 @@ class _Driver:
         for note in told.notes:
             self._watcher.noticed(note)
         if told.status == "elsewhere":
-            where = f"the worker on {told.machine} does not see the store {self._order.store}"
+            where = f"the worker on {told.machine} does not see the store {store_at(self._order.store).location}"
             raise ValueError(f"{where}; it must be a folder that all machines share, or an address such as s3://…")
         if told.status == "interrupted":  # by another driver, who had submitted it first
             return self._again(run), 0.0

@@ -170,13 +170,13 @@ def risks(setting: Run) -> list[AbstractRisk]:
         return _risks(setting)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
 def _risks(setting: Run) -> list[AbstractRisk]:
     task, draws = setting.task(), setting.record.draws
     return [risk_function(_generic(layer), task, setting.L, draws=draws) for layer in setting.layers()]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
 def _on_gpu(setting: Run, gpu: Any) -> list[AbstractRisk]:
     with jax.default_device(jax.devices("cpu")[0]):  # many small operations
         functions = risks(setting)

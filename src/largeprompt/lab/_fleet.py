@@ -20,7 +20,7 @@ from ._sitting import Interrupted, Sitting, Watcher
 from ._store import AbstractStore
 from ._verdict import bayes, yardstick
 
-MOST = 2048  # runs at a time
+MOST = 512  # runs at a time: each holds a file open, its lock
 SECONDS, LONGEST = 1.0, 3.0  # of a launch
 
 
@@ -33,6 +33,8 @@ def carried_out_together(
     with jax.default_device(jax.devices("cpu")[0]), contextlib.ExitStack() as all_claims:
         work = _Work(watcher, stop, checkpoint_seconds)
         for i, run in enumerate(with_engines(runs)):
+            if stop.is_set():
+                raise Interrupted
             claim = all_claims.enter_context(contextlib.ExitStack())
             found, alone = claim.enter_context(claimed_unless_found(run, store, watcher))
             results[i] = found
@@ -107,20 +109,31 @@ class _Work:
         return Voyage(sitting.run.training(), sitting.state, sitting.run.steps, later)
 
     def _finish(self, i: int, sitting: Sitting) -> None:
-        with jax.default_device(jax.devices("cpu")[0]):
-            self.results[i] = sitting.finish()
+        try:
+            with jax.default_device(jax.devices("cpu")[0]):
+                self.results[i] = sitting.finish()
+        except BaseException:
+            self._sittings[i] = sitting  # its checkpoint is kept with the others'
+            raise
         self._claims.pop(i).close()
         self._watcher.ended(sitting.run, found=False)
 
     def save(self) -> None:
         """Keep a checkpoint of each that is under way."""
+        failures = []
         for sitting in self._sittings.values():
-            sitting.save()
+            try:
+                sitting.save()
+            except OSError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
 
 def _prepare(courses: Sequence[Course]) -> None:
     """Risks as functions, and what results are held against: sought by the processor while the GPU trains."""
-    with jax.default_device(jax.devices("cpu")[0]):
+    # what goes wrong here goes wrong again where it is needed, and is told there
+    with jax.default_device(jax.devices("cpu")[0]), contextlib.suppress(Exception):
         settings = dict.fromkeys(course.setting for course in courses)
         for setting in settings:
             risks(setting)

@@ -1,3 +1,4 @@
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
 _LAUNCH_SECONDS = 0.5  # on a GPU, where the runs of a sweep go side by side
+_MOST = 512  # of them are timed
 
 
 class Forecast(NamedTuple):
@@ -34,20 +36,27 @@ def forecast(
     device: Device = "cpu",
 ) -> Forecast:
     """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
-    to_do = [run for run, named in zip(runs, with_engines(runs), strict=True) if not store.finished(named.hash)]
-    together = [run for run in to_do if run.resolved.engine == "fused"] if place_for(device).device == "gpu" else []
-    speeds = dict(zip(map(_kind, together), _speeds_on_gpu(together), strict=True)) if together else {}
+    named = dict(zip(runs, with_engines(runs), strict=True))
+    to_do = [run for run in runs if not store.finished(named[run].hash)]
+    on_gpu = place_for(device).device == "gpu"
+    together = [run for run in to_do if on_gpu and named[run].engine == "fused"]
+    speeds: dict[tuple, float] = {}
+    for run, speed in zip(together, _speeds_on_gpu(together[:_MOST]) if together else [], strict=False):
+        if _kind(named[run]) not in speeds:
+            measured(run, speed)
+        speeds[_kind(named[run])] = speed
+    each, sizes = {}, []
     for run in to_do:
-        kind = _kind(run)
+        kind = _kind(named[run])
         if kind not in speeds:
             speeds[kind] = _speed(run)
             measured(run, speeds[kind])
-    each = {run: (run.steps - _done(run, store)) / speeds[_kind(run)] for run in to_do}
-    sizes = [recorded_bytes(run) for run in to_do]
+        each[run] = (run.steps - _done(named[run], store)) / speeds[kind]
+        sizes.append(recorded_bytes(run))
     # rows as they come, once more as one array, once more as the file's bytes
-    held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, len(together))])
-    seconds = max((each[run] for run in together), default=0.0)
-    seconds += _makespan([each[run] for run in to_do if run not in together], jobs)
+    held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, min(len(together), _MOST))])
+    seconds = max((each[run] for run in together), default=0.0) * math.ceil(len(together) / _MOST)
+    seconds += _makespan([each[run] for run in to_do if not (on_gpu and named[run].engine == "fused")], jobs)
     return Forecast(seconds, _peak_memory() + held, sum(sizes), each)
 
 

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,16 +46,17 @@ class RemoteStore(AbstractStore):
             raise ValueError(
                 f"the store is {address!r}; addresses need fsspec: pip install 'largeprompt[cluster]'"
             ) from None
-        self.location = address.rstrip("/")
+        self.url = address.rstrip("/")
+        self.location = re.sub(r"(?<=://)[^/@]*@", "", self.url)  # no password on a screen or in a file
         try:
             with self._plainly():
-                self._files, self._root = fsspec.core.url_to_fs(self.location)
+                self._files, self._root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
-            raise ValueError(f"the store is {address!r}: {error}") from None
+            raise ValueError(f"the store is {self.location!r}: {error}") from None
         self._whole = address.partition("://")[0] in _WHOLE
 
     def __reduce__(self):
-        return RemoteStore, (self.location,)
+        return RemoteStore, (self.url,)
 
     @contextlib.contextmanager
     def claim(self, address: str) -> Iterator[bool]:

@@ -208,11 +208,15 @@ class AbstractStore(abc.ABC):
             return Entry(address, "finished", run, run.steps)
         checkpoint, failure = self.checkpoint(address), self.failure(address)
         if checkpoint is not None:
-            run, step = run_from_text(checkpoint.header["run"]), int(checkpoint.header["step"])
+            text, step = checkpoint.header["run"], int(checkpoint.header["step"])
         elif "run" in failure:
-            run, step = run_from_text(failure["run"]), 0
+            text, step = failure["run"], 0
         else:
             raise FileNotFoundError(f"{self._place(name)} is gone")
+        try:
+            run = run_from_text(text)
+        except Exception as error:  # another version's, or another's
+            raise Damaged(f"what was kept of run {address[:12]} cannot be read: {_first_line(error)}") from None
         return Entry(address, self.stage(address, bool(failure)), run, step)
 
     def stage(self, address: str, failed: bool) -> str:
@@ -230,9 +234,10 @@ class AbstractStore(abc.ABC):
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads(self._read(name) or b"{}")
+            found = json.loads(self._read(name) or b"{}")
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
 
 class Store(AbstractStore):

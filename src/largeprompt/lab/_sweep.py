@@ -8,6 +8,7 @@ import xarray as xr
 
 from largeprompt._device import Device, Place, checked_device
 
+from ._engines import with_engines
 from ._execution import CHECKPOINT_SECONDS, attempt
 from ._remote_store import store_at
 from ._run import Run
@@ -110,7 +111,8 @@ class _Work:
         """Those that can be, as many at a time as one process should hold; the others stay in line."""
         from ._fleet import MOST, carried_out_together  # imports a compiler
 
-        able = [i for i in self._waiting if self._runs[i].resolved.engine == "fused"]
+        named = with_engines(self._runs)
+        able = [i for i in self._waiting if named[i].engine == "fused"]
         for first in range(0, len(able), MOST):
             batch = able[first : first + MOST]
             options = self._store, self._watcher, self.stop, self._checkpoint_seconds

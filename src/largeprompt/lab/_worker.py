@@ -73,9 +73,10 @@ def carry_out(text: str, order: Order) -> Told:
             if not store.has_mark(order.mark):
                 return told("elsewhere")
             _seen.add((order.store, order.mark))
-        run = run_from_text(text)
-        if run.hash != address:
+        read = run_from_text(text)
+        if read.hash != address:
             raise ValueError(f"largeprompt {__version__} on {platform.node()} reads other settings out of this run")
+        run = read
         train(run, store, watcher=notes, stop=stop, checkpoint_seconds=order.checkpoint_seconds)
     except Interrupted:
         return told("interrupted")
