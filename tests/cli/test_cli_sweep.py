@@ -92,7 +92,10 @@ def test_a_long_status_is_cut_on_the_terminal_only(command, runs, monkeypatch):
         (("grid.toml", "--workers", "2", "--scheduler", "tcp://x:1"), "goes with neither --scheduler nor status"),
         (("grid.toml", "--checkpoint", "-1"), "--checkpoint is -1.0; it must be at least 0"),
         (("none.toml",), "none.toml"),
-        (("grid.toml", "--scheduler", "nonsense"), "no Dask scheduler answers at 'nonsense'"),
+        (
+            ("grid.toml", "--scheduler", "nonsense"),
+            "the scheduler is 'nonsense'; it must be an address such as tcp://HOST:8786",
+        ),
         (("status", "--scheduler", "tcp://127.0.0.1:9"), "no Dask scheduler answers at 'tcp://127.0.0.1:9'"),
         (("grid.toml", "--store", "nonsense://x"), "Protocol not known: nonsense"),
     ],

@@ -15,6 +15,7 @@ from largeprompt import engine
 from largeprompt._device import Device
 from largeprompt.dynamics import Training
 from largeprompt.engine import _gpu
+from largeprompt.engine._gpu_kinds import MOST_PARTS, Heads, Kind
 from largeprompt.icl import LinearRegression, RegressionOn, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
@@ -156,3 +157,24 @@ BAD: list[tuple[str, dict]] = [
 def test_training_refuses_what_makes_no_sense(message, wrong, as_a_stranger):
     with pytest.raises(ValueError, match=re.escape(message)):
         Training(**{"task": KMS, "L": 5} | wrong)
+
+
+def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
+    """Weights, what threads hand over and readings: 48 KB without asking the driver for more."""
+    for d in (1, 2, 5, 20, 64, 73, 74, 100, 200):
+        for number in (1, 2, 8):
+            heads = Heads(number, max(1, (d + 1) // number), max(1, (d + 1) // number), True, True)
+            for layers in ((heads, heads), (heads, None), (None, heads)):
+                for prompts in (32, 96, 128):
+                    kind = Kind(d, *layers, prompts)
+                    weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
+                    fixed = weights + 4 * prompts * max(kind.drawn_rows, 1)
+                    assert fixed + kind.shared_bytes(MOST_PARTS) <= 48 * 1024
+
+
+@pytest.mark.parametrize("marks", [(0, 1), (2, 2), (3, 1), (4, 11)])
+def test_marks_must_increase_from_the_state_to_the_stop(marks):
+    training = Training(KMS, 5, batch=4)
+    start = engine.FusedTrainer(training, (SOFTMAX,)).start()
+    with pytest.raises(ValueError, match=re.escape(f"marks are {marks}; they must increase from above 0 to 10")):
+        engine.Fleet([engine.Voyage(training, start, 10, marks)])

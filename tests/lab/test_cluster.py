@@ -311,10 +311,18 @@ def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
         swept(runs_of(1), lab.store_at("memory://here"), cluster.address)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://here", "tcp://127.0.0.1:port"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://here:9"])
 def test_a_wrong_scheduler_is_one_line(address, store, monkeypatch):
     monkeypatch.setattr(_cluster, "_CONNECT_SECONDS", 0.5)
     with pytest.raises(OSError, match=rf"^no Dask scheduler answers at '{address}': [^\n]*$"):
+        swept(runs_of(1), store, address)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "nonsense://here", "tcp://127.0.0.1:port"])
+def test_what_is_no_address_of_a_scheduler_is_said_at_once(address, store):
+    with pytest.raises(
+        ValueError, match=rf"^the scheduler is '{address}'; it must be an address such as tcp://HOST:8786$"
+    ):
         swept(runs_of(1), store, address)
 
 
