@@ -77,19 +77,6 @@ def test_a_regression_is_told_by_its_risks(command):
     assert "noise = 0.2" in numbers["settings"]["toml"]
 
 
-def test_without_a_gpu_one_line_says_so_and_the_numbers_are_those_of_the_processor(command):
-    options = (*SMALL, "--quantity", "output", "--no-bounds", "--json")
-    (code, out, err), (_, plain, quiet) = (command("concentration", *options, "--device", x) for x in ("gpu", "cpu"))
-    assert (code, quiet) == (0, "")
-    assert err.startswith("largeprompt: no GPU: JAX sees cpu alone")
-    assert len(err.splitlines()) == 1
-    assert strict(out)["rows"] == strict(plain)["rows"]
-    assert "device" not in strict(out)["settings"]["toml"]
-    length = ("prompt-length", "--d", "2", "--layer", "identity:0.3", "--replicates", "20", "--epsilon", "0.5")
-    code, _, err = command(*length, "--device", "gpu")
-    assert (code, err.count("\n"), err[:19]) == (0, 1, "largeprompt: no GPU")
-
-
 def settings_of(monkeypatch, command, *arguments):
     """The study that a command line makes, which is not carried out."""
     found = []
