@@ -87,7 +87,7 @@ class _Work:
                 for i, n in steps.items():
                     sitting, speed = self._sittings[i], n / max(landed - launched, 1e-9)
                     self._watcher.moved(sitting.run, sitting.state.step, speed, sitting.course.risk)
-                for i in [i for i, sitting in self._sittings.items() if sitting.course.due is None]:
+                for i in [i for i, sitting in list(self._sittings.items()) if sitting.course.due is None]:
                     ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
                 for end in [end for end in ending if end.done()]:
                     end.result()  # or what went wrong
@@ -121,7 +121,7 @@ class _Work:
     def save(self) -> None:
         """Keep a checkpoint of each that is under way."""
         failures = []
-        for sitting in self._sittings.values():
+        for sitting in list(self._sittings.values()):
             try:
                 sitting.save()
             except OSError as failure:
