@@ -158,16 +158,16 @@ def protocol(seeds: int, steps: int, seconds_an_operation_token: float) -> dict:
 def by_length(processors: int, seconds_an_operation_token: float) -> list[dict]:
     """Microseconds a step."""
     rows = []
-    print(f"{'L':>5} {'runs':>5} {'engine':>9} {'plain JAX':>10} {'ratio':>6} {'limit':>7}   (µs a step)")
-    for L in (10, 100, 1000):
-        run = lab.Run(L=L, d=5)
-        for copies in (1, processors):
-            ours = engine(run, copies)
-            theirs = plain_jax(run, copies, max(20, 20_000 // (copies * L)))
-            # one run has one multiprocessor
-            limit = L * run.batch * seconds_an_operation_token * processors * 1e6
-            rows.append({"L": L, "runs": copies, "engine": ours, "plain JAX": theirs, "limit": limit})
-            print(f"{L:>5} {copies:>5} {ours:>9.2f} {theirs:>10.1f} {theirs / ours:>6.1f} {limit:>7.2f}")
+    for L, copies in [(L, copies) for L in (10, 100, 1000) for copies in (1, processors)]:
+        # one run has one multiprocessor
+        limit = L * 128 * seconds_an_operation_token * processors * 1e6
+        rows.append({"L": L, "runs": copies, "engine": engine(lab.Run(L=L, d=5), copies), "limit": limit})
+        print("L = {L}, {runs} runs: {engine:.2f} µs a step; limit {limit:.2f}".format(**rows[-1]))
+    print(f"{'L':>5} {'runs':>5} {'engine':>9} {'plain JAX':>10} {'ratio':>6}   (µs a step)")
+    for row in rows:
+        L, copies, ours = row["L"], row["runs"], row["engine"]
+        theirs = row["plain JAX"] = plain_jax(lab.Run(L=L, d=5), copies, max(20, 20_000 // (copies * L)))
+        print(f"{L:>5} {copies:>5} {ours:>9.2f} {theirs:>10.1f} {theirs / ours:>6.1f}")
     return rows
 
 

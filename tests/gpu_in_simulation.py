@@ -149,7 +149,8 @@ class Watching(lab.Watcher):
         self.risks, self.ends, self._pressed_at, self._fails_at = [], [], pressed_at, fails_at
 
     def moved(self, run, step, speed, risk):
-        self.risks.append((step, *risk))
+        if risk:
+            self.risks.append((step, *risk))
         if self._pressed_at == step:
             os.kill(os.getpid(), signal.SIGINT)
         if self._fails_at == step:
@@ -186,6 +187,19 @@ def launches_of(steps: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def blocks_in_turn() -> Iterator[None]:
+    """A clock by which all blocks but the first begin after the deadline."""
+    from largeprompt.engine import _gpu_kernel
+
+    def nanoseconds():
+        thread: Any = threading.current_thread()
+        return 5 * thread.blockIdx.x
+
+    with patch.object(_gpu_kernel, "nanoseconds", nanoseconds):
+        yield
+
+
 def poison() -> None:
     """Memory that nothing was written to holds NaN; and an array that threads share is made by one of them."""
     from numba.cuda.simulator import kernelapi
@@ -211,7 +225,7 @@ def poison() -> None:
         key = caller.f_code.co_filename, caller.f_lineno
         with lock:
             if key not in self._allocations:
-                self._allocations[key] = np.full(shape, np.nan, str(kind))
+                self._allocations[key] = np.full(shape, np.nan if "float" in str(kind) else -(2**31), str(kind))
             return self._allocations[key]
 
     local.array, shared.array, shared.__init__ = array, shared_array, begin_poisoned
@@ -286,11 +300,14 @@ def pieces(found: Findings) -> None:
         "whole": contextlib.nullcontext(),
         "launches of one step": launches_of(1),
         "launches of four steps": launches_of(4),
+        "blocks in turn": blocks_in_turn(),
         "room for two marks": patch("largeprompt.engine._gpu._KEPT_BYTES", 2 * 2 * 8 * 2 * (2 * 9 + 3 + 1)),
     }.items():
         with around:
             (own, other), launches = journey([whole, beside])
-            found.put(f"pieces/{name}", own | {"launches": launches, "beside": other["end"]})
+            found.put(
+                f"pieces/{name}", own | {"launches": launches, "beside": other["end"], "way beside": other["way"]}
+            )
     trainer = GpuTrainer(trial.training, trial.layers)
     state, states = trainer.start(), []
     for mark in (*marks, stop):
@@ -317,14 +334,14 @@ def sweeps(found: Findings, folder: Path) -> None:
     store = lab.Store(folder / "whole")
     lab.sweep(RUNS, store, device="gpu", watcher=watching)
     found.put("sweep/whole", {"found": watching.ends, "risks": watching.risks})
-    with patch.object(Fleet, "advance", side_effect=AssertionError("a result was there already")):
+    with patch.object(Fleet, "launch", side_effect=AssertionError("a result was there already")):
         again = Watching()
         lab.sweep(RUNS, store, device="gpu", watcher=again)
         found.put("sweep/again", {"found": again.ends})
 
     store = lab.Store(folder / "interrupted")
     with launches_of(2), contextlib.suppress(lab.Interrupted):
-        lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=4))
+        lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=2))  # the launch after that is under way
         found["sweep/interrupted/not"] = np.array(True)
 
     store = lab.Store(folder / "failed")

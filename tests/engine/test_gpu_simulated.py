@@ -114,6 +114,14 @@ def test_launches_cut_anywhere_end_at_the_same_bits(found, name, way):
         np.testing.assert_array_equal(cut[part], whole[part])
 
 
+def test_a_block_that_begins_after_the_deadline_leaves_its_run_for_the_next_launch(found):
+    whole, late = found.of("pieces/whole"), found.of("pieces/blocks in turn")
+    assert (whole["launches"], late["launches"]) == (1, 2)
+    assert (late["way"].tolist(), late["way beside"].tolist()) == ([9], [3])
+    for part in ("steps", "kept", "end", "beside"):
+        np.testing.assert_array_equal(late[part], whole[part])
+
+
 @pytest.mark.parametrize("i", range(len(simulation.unlike())))
 @pytest.mark.parametrize("how", ["together", "cut"])
 def test_unlike_trainings_together_end_where_each_does_alone(found, how, i):

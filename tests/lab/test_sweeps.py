@@ -88,9 +88,11 @@ def test_the_forecast_counts_what_is_left_to_do(store):
 
 @pytest.fixture
 def card(monkeypatch):
-    """A GPU on which every run of the compiled loops goes ten steps a launch."""
+    """A GPU on which every run of the compiled loops goes ten steps a launch, and takes a tenth of it."""
 
     class Fleet:
+        shares = property(lambda self: [0.1] * len(self._states))
+
         def __init__(self, voyages):
             self._states = [voyage.state for voyage in voyages]
 
@@ -115,6 +117,17 @@ def test_on_a_gpu_runs_side_by_side_take_as_long_as_the_longest_and_the_others_c
     assert found.seconds == pytest.approx(found.each[long] + found.each[other])
     alone = lab.forecast([short], store, 2, device="cpu")
     assert alone.seconds == alone.each[short]
+
+
+@pytest.mark.usefixtures("card")
+def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(store):
+    runs = [dataclasses.replace(RUN, steps=400, engine="fused", data_seed=seed) for seed in range(25)]
+    for n, expected in ((1, 1.0), (10, 1.0), (25, 2.5)):
+        speeds = []
+        found = lab.forecast(runs[:n], store, 2, lambda run, speed, told=speeds: told.append(speed), "gpu")
+        (speed,) = speeds
+        assert found.seconds == pytest.approx(expected * 400 / speed)
+        assert found.each[runs[0]] == pytest.approx(found.seconds)
 
 
 def test_a_plan_on_a_gpu_names_it_and_takes_as_long_as_its_longest_part():

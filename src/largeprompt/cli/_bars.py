@@ -38,7 +38,7 @@ class Bars(Watcher):
     def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
         if run.hash not in self._bars:
             self._bars[run.hash] = self._progress.add_task(run.title, total=run.steps, speed="", risk="")
-        told = "risk " + ", ".join(f"{value:.4f}" for value in risk)
+        told = "risk " + ", ".join(f"{value:.4f}" for value in risk) if risk else ""
         self._progress.update(self._bars[run.hash], completed=step, speed=f"{speed:.0f}/s", risk=told)
         self._go_on(run, step)
 

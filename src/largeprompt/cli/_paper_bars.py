@@ -42,7 +42,8 @@ class PaperBars(Listener):
         self._progress.stop()
 
     def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
-        self._advance(run, step / max(run.steps, 1), f"{run.title}: risk " + ", ".join(f"{r:.4f}" for r in risk))
+        told = ": risk " + ", ".join(f"{value:.4f}" for value in risk) if risk else ""
+        self._advance(run, step / max(run.steps, 1), f"{run.title}{told}")
 
     def ended(self, run: Run, found: bool) -> None:
         with self._lock:

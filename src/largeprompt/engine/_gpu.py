@@ -32,6 +32,7 @@ SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
 _REGISTERS_OF_A_PROCESSOR = 2**16
 _TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
+_WITHOUT_TOKENS = 300.0  # what a step costs beside its tokens, in tokens
 
 
 def gpu_refusal() -> str | None:
@@ -113,20 +114,42 @@ class Fleet:
                 raise ValueError(f"marks are {voyage.marks}; they must increase from above {steps[0]} to {voyage.stop}")
         self._forms = [Form(voyage.training, voyage.state.layers) for voyage in voyages]
         kinds = [_kind(voyage.training, form) for voyage, form in zip(voyages, self._forms, strict=True)]
-        self._squadrons = []
+        squadrons = []
         for kind in dict.fromkeys(kinds):
             members = [i for i, other in enumerate(kinds) if other == kind]
             sailing = [(voyages[i], self._forms[i]) for i in members]
-            self._squadrons.append((members, _Squadron(*kind, sailing)))
+            squadrons.append((members, _Squadron(*kind, sailing)))
+        self._squadrons = sorted(squadrons, key=lambda squadron: -squadron[1].longest)
+        self._under_way: list[tuple[list[int], _Squadron]] = []
         self._layers = [voyage.state.layers for voyage in voyages]
 
+    @property
+    def shares(self) -> list[float]:
+        """Of the card, that each training takes while it is under way."""
+        found = {i: squadron.share for members, squadron in self._squadrons for i in members}
+        return [found[i] for i in range(len(found))]
+
     def advance(self, seconds: float = SECONDS) -> dict[int, Leg]:
-        """One launch of about that long; the trainings that it moved, by their number. None is left: an empty one."""
-        under_way = [squadron for squadron in self._squadrons if squadron[1].embark()]
-        for _, squadron in under_way:  # only now: what is copied to the card waits for all that was launched before
-            squadron.launch(seconds)
+        """A launch of about that long, and what came of it."""
+        self.launch(seconds)
+        return self.land()
+
+    def launch(self, seconds: float = SECONDS) -> None:
+        """Set all trainings that are not at their end to work for about that long, without waiting for them.
+
+        Those with most to do come first: where a card cannot hold all at once, others follow as these end.
+        """
+        self._under_way = [squadron for squadron in self._squadrons if squadron[1].embark()]
+        if not self._under_way:
+            return
+        deadline = self._under_way[0][1].on_card(np.zeros(1, np.int64))
+        for _, squadron in self._under_way:  # only now: a copy to the card waits for all that was launched before
+            squadron.launch(seconds, deadline)
+
+    def land(self) -> dict[int, Leg]:
+        """Wait for the launch; the trainings that it moved, by their number. None is left: an empty one."""
         legs = {}
-        for members, squadron in under_way:
+        for members, squadron in self._under_way:
             for i, (step, vector, diverged, steps, kept) in squadron.land().items():
                 form, layers = self._forms[members[i]], self._layers[members[i]]
                 state = State(step, form.layers(layers, vector), form.in_order(diverged))
@@ -141,7 +164,7 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
         for w in (form.softmax, form.linear)
     )
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
-    few, parts = softmax is not None and 4 * softmax.number > training.L, 1
+    few, parts = softmax is not None and 4 * softmax.number > training.L, len(form.weights)
     if softmax is not None and softmax.number == 1 and not few and math.inf != training.L:
         parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
@@ -161,7 +184,9 @@ class _Squadron:
         self._stops = np.array([voyage.stop for voyage, _ in sailing])
         self._marks = [np.asarray(voyage.marks, np.int64) for voyage, _ in sailing]
         self._seen = np.zeros(len(sailing), np.int64)
-        self._cost = np.array([20.0 + (0.0 if math.inf == v.training.L else v.training.L) for v, _ in sailing])
+        cost = np.array([_WITHOUT_TOKENS + (0.0 if math.inf == v.training.L else v.training.L) for v, _ in sailing])
+        cost *= self._stops - np.array([voyage.state.step for voyage, _ in sailing])
+        self.longest, self._ranked = float(np.max(cost)), np.argsort(-cost, kind="stable")
         self._whole = np.zeros((len(sailing), len(WHOLE)), np.int64)
         numbers = np.zeros((len(sailing), len(NUMBERS)))
         for i, (voyage, form) in enumerate(sailing):
@@ -186,8 +211,7 @@ class _Squadron:
 
     def embark(self) -> bool:
         """Bring what a launch needs to the card, the longest runs first; whether there is any to launch."""
-        left = np.flatnonzero(self._left() > 0)
-        if not len(left):
+        if not np.any(self._left() > 0):
             return False
         most = max(1, int(_KEPT_BYTES // (8 * self._kind.size * len(self._stops))))
         window = [marks[seen : seen + most] for marks, seen in zip(self._marks, self._seen, strict=True)]
@@ -199,15 +223,21 @@ class _Squadron:
             self._whole[i, STOP] = row[-1] if beyond else self._stops[i]
         self._whole[:, MARK] = 0
         self._window = window
-        order = left[np.argsort(-self._left()[left] * self._cost[left], kind="stable")]
+        order = self._ranked[self._left()[self._ranked] > 0]
         to_card = self._cuda.to_device
         self._on_card = to_card(self._whole), self._cuda.device_array((len(window), width, self._kind.size))
-        self._order, self._marks_on_card, self._moved = to_card(order), to_card(marks), left
+        self._order, self._marks_on_card, self._moved = to_card(order), to_card(marks), order
         return True
 
-    def launch(self, seconds: float) -> None:
-        """Set the blocks to work."""
-        blocks = len(self._moved)
+    def on_card(self, array: np.ndarray) -> Any:
+        """A copy in the card's memory."""
+        return self._cuda.to_device(array)
+
+    def launch(self, seconds: float, deadline: Any) -> None:
+        """Set the blocks to work, until the deadline that the first of them sets."""
+        blocks, budget, speed = len(self._moved), 1, 1.0  # of a simulated clock
+        if not PLAIN_PYTHON:
+            budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
             self._loop[blocks, self._threads, self._stream, self._shared](
@@ -221,7 +251,9 @@ class _Squadron:
                 self._marks_on_card,
                 self._on_card[1],
                 FAR,
-                self._cycles(seconds, blocks),
+                deadline,
+                budget,
+                speed,
             )
 
     def land(self) -> dict[int, tuple]:
@@ -230,7 +262,7 @@ class _Squadron:
         whole, kept = (part.copy_to_host() for part in self._on_card)
         states = self._states.copy_to_host()
         found = {}
-        for i in self._moved:
+        for i in self._moved[whole[self._moved, STEP] > self._whole[self._moved, STEP]]:
             self._whole[i] = whole[i]
             diverged = whole[i, [DIVERGED, OTHER_DIVERGED][: len(self._kind.layers)]]
             steps, rows = self._window[i][: whole[i, MARK]], kept[i, : whole[i, MARK]]
@@ -243,16 +275,14 @@ class _Squadron:
             found[int(i)] = int(self._whole[i, STEP]), states[i], ends, steps, rows
         return found
 
+    @property
+    def share(self) -> float:
+        """Of the card, that a block takes: of the registers of one of its processors."""
+        of_processor = 1 / max(1, _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads))
+        return of_processor if PLAIN_PYTHON else of_processor / self._cuda.get_current_device().MULTIPROCESSOR_COUNT
+
     def _left(self) -> np.ndarray:
         return self._stops - self._whole[:, STEP]
-
-    def _cycles(self, seconds: float, blocks: int) -> int:
-        """What each block has of the clock: less where they come in several waves."""
-        if PLAIN_PYTHON:  # a simulated clock stands still
-            return 1
-        card = self._cuda.get_current_device()
-        at_once = card.MULTIPROCESSOR_COUNT * max(1, _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads))
-        return int(seconds * 1000 * card.CLOCK_RATE / math.ceil(blocks / at_once))
 
 
 class GpuTrainer(AbstractTrainer):

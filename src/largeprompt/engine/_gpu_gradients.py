@@ -7,7 +7,7 @@ from numba import cuda as _cuda  # an extra
 
 from ._batch import errors, weigh
 from ._gpu_kinds import Kind
-from ._target import member, members, together
+from ._target import together
 from ._weights import u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
@@ -22,6 +22,7 @@ def adding_gradients(kind: Kind) -> Any:
     d, D, prompts, staged, pieces, single = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces, kind.single
     (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
     apart, last = staged + 1, len(kind.layers) - 1
+    heads, other_heads = kind.layers[0].number, kind.layers[-1].number
     after_readings = (2 * len(kind.layers) + 1) * D * apart
 
     @cuda.jit(device=True)
@@ -31,48 +32,63 @@ def adding_gradients(kind: Kind) -> Any:
             stage[u(((2 * layer + 1) * D + i) * apart + at)] = readings[2 * h * D + i]
 
     @cuda.jit(device=True)
-    def add_up(w, h, layer, count, stage, own):
+    def add_up(soft, line, h, layer, count, stage, entry):
         """Sums over the shared prompts, or over pieces of them: of m to the slope of v, of k xᵀ to that of U."""
-        e = member()
+        e = soft.mate
         while e < pieces * D * D:
-            i, c, piece = own if single else (e // D % D, e % D, e // (D * D))
+            i, c, piece = entry if single else (e // D % D, e % D, e // (D * D))
             left, right = ((2 * layer + (1 if c == d else 2)) * D + i) * apart, c * apart
-            total, j = f32(0), piece * count // pieces
-            while j < (piece + 1) * count // pieces:
-                total += stage[u(left + j)] * stage[u(right + j)]
+            j, end = piece * count // pieces, (piece + 1) * count // pieces
+            one, two, three, four = f32(0), f32(0), f32(0), f32(0)  # none waits for the other
+            while j + 4 <= end:
+                one += stage[u(left + j)] * stage[u(right + j)]
+                two += stage[u(left + j + 1)] * stage[u(right + j + 1)]
+                three += stage[u(left + j + 2)] * stage[u(right + j + 2)]
+                four += stage[u(left + j + 3)] * stage[u(right + j + 3)]
+                j += 4
+            while j < end:
+                one += stage[u(left + j)] * stage[u(right + j)]
                 j += 1
+            total = (one + two) + (three + four)
             if pieces > 1:
                 stage[u(after_readings + layer * pieces * D * D + e)] = total
             else:
-                add(w, h, i, c, f64(total))
-            e += members()
+                add(soft, line, h, layer, i, c, f64(total))
+            e += soft.mates
             if single:
                 break
 
     @cuda.jit(device=True)
-    def join(w, h, layer, stage, own):
+    def join(soft, line, h, layer, stage, entry):
         """The sums over all shared prompts from those over pieces of them."""
-        e = member()
+        e = soft.mate
         while e < D * D:
-            i, c, _ = own if single else (e // D, e % D, 0)
+            i, c, _ = entry if single else (e // D, e % D, 0)
             total = 0.0
             for piece in range(pieces):
                 total += f64(stage[u(after_readings + (layer * pieces + piece) * D * D + e)])
-            add(w, h, i, c, total)
-            e += members()
+            add(soft, line, h, layer, i, c, total)
+            e += soft.mates
             if single:
                 break
 
     @cuda.jit(device=True)
-    def add(w, h, i, c, total):
+    def add(soft, line, h, layer, i, c, total):
+        if layer == 0:
+            add_to(soft, h, i, c, total)
+        else:
+            add_to(line, h, i, c, total)
+
+    @cuda.jit(device=True)
+    def add_to(w, h, i, c, total):
         if c == d:
             w.dv[u(h), u(i)] += total
         else:
             w.dU[u(h), u(i), u(c)] += total
 
     @cuda.jit(device=True)
-    def gradients(soft, line, valid, law, s, lane, part, stage, own):
-        """Add the share of a block's prompts to the slopes of both layers."""
+    def gradients(soft, line, layer, valid, law, s, lane, part, stage, entry):
+        """Add the share of a block's prompts to the slopes of both layers: each thread to those of its own."""
         if part == 0 and softmax:
             errors(d, m // 2, 0, s.softmax, valid, s)
             for c in range(m):
@@ -94,16 +110,12 @@ def adding_gradients(kind: Kind) -> Any:
                         put(s.linear, h, last, at, stage)
                 together()
                 count = min(staged, prompts - begin)
-                if 2 * h < m:
-                    add_up(soft, h, 0, count, stage, own)
-                if 2 * h < n:
-                    add_up(line, h, last, count, stage, own)
+                if h < (heads if layer == 0 else other_heads):
+                    add_up(soft, line, h, layer, count, stage, entry)
                 together()
                 if pieces > 1:
-                    if 2 * h < m:
-                        join(soft, h, 0, stage, own)
-                    if 2 * h < n:
-                        join(line, h, last, stage, own)
+                    if h < (heads if layer == 0 else other_heads):
+                        join(soft, line, h, layer, stage, entry)
                     together()
 
     return gradients

@@ -1,8 +1,9 @@
 """The loop over steps on a GPU: a block of threads is a run, a thread of it one prompt of the batch.
 
 The weights stay in the memory that a block shares, what is computed for a prompt in the registers of its thread. Long
-prompts have several threads, which deal the tokens out among them; one of them then does the rest. Sources that a
-processor compiles as well are `_batch`, `_readings`, `_wishart`, `_weights` and all below them.
+prompts have several threads, which deal the tokens out among them; one of them then does the rest. Of two layers, each
+half of the threads keeps one. Sources that a processor compiles as well are `_batch`, `_readings`, `_wishart`,
+`_weights` and all below them.
 """
 
 import functools
@@ -23,7 +24,6 @@ from ._gpu_kinds import (
     LOW,
     MARK,
     NOISE,
-    OTHER_DIVERGED,
     OTHER_SCALE,
     PLAIN,
     RATE,
@@ -37,12 +37,24 @@ from ._gpu_prompts import handing_over, sums_over_tokens
 from ._gpu_weights import copy, silence, weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
-from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, together
-from ._weights import begin_look, begin_slopes, look, move, set_moved, slopes, u
+from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
+from ._weights import begin_look, begin_slopes, little, look, move, set_moved, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 u32 = np.uint32
-real32, real64 = types.float32, types.float64  # of arrays
+real32, real64, whole32 = types.float32, types.float64, types.int32  # of arrays
+
+
+def _on_own(function: Any, pair: bool) -> Any:
+    """Of two layers, the one that a thread keeps."""
+
+    @cuda.jit(device=True)
+    def on_own(second, soft, line, *rest):
+        if pair and second:
+            return function(line, *rest)
+        return function(soft, *rest)
+
+    return on_own
 
 
 @functools.cache
@@ -52,10 +64,13 @@ def train(kind: Kind) -> Any:
     (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
     drawn_size = max(kind.drawn_rows, 1) * prompts
     hand_over, add_up_tokens, gradients = handing_over(kind), sums_over_tokens(kind), adding_gradients(kind)
-    first_size = kind.layers[0].size(D)
+    pair, layers, first_size = softmax and linear, len(kind.layers), kind.layers[0].size(D)
     place_soft, place_line = (
         weights_on_chip(heads, kind, layer) if kind.on_chip else weights_in_memory(heads, kind)
         for layer, heads in enumerate((kind.layers[0], kind.layers[-1]))
+    )
+    own_begin_look, own_begin_slopes, own_slopes, own_set_moved, own_move, own_copy = (
+        _on_own(function, pair) for function in (begin_look, begin_slopes, slopes, set_moved, move, copy)
     )
     sizes = rows_of(d, m, n)
     assert tuple(sizes) == Workspace._fields[: len(sizes)]
@@ -63,17 +78,23 @@ def train(kind: Kind) -> Any:
         sizes.values()
     )
 
-    def run_blocks(order, whole, numbers, laws, softs, lines, states, marks, kept, far, budget):
-        """Each block a run: from its step on until its stop, or until `budget` cycles of the clock are spent."""
+    def run_blocks(order, whole, numbers, laws, softs, lines, states, marks, kept, far, deadline, budget, speed):
+        """Each block a run: from its step on until its stop, or until the deadline.
+
+        That is `budget` nanoseconds after the first block of all has begun; `speed` is the most cycles of a nanosecond.
+        """
         run = order[cuda.blockIdx.x]
         lane, part, parts = member() % prompts, member() // prompts, members() // prompts
+        mates = members() // layers
+        layer, mate = member() // mates, member() % mates
         length, batch = whole[u(run), u(LENGTH)], whole[u(run), u(BATCH)]
         k0, k1 = u32(whole[u(run), u(LOW)]), u32(whole[u(run), u(HIGH)])
         plain, diagonal = whole[u(run), u(PLAIN)] != 0, whole[u(run), u(DIAGONAL)] != 0
         scales, noise, rate = laws.scales[u(run)], numbers[u(run), u(NOISE)], numbers[u(run), u(RATE)] / batch
         law = Law(laws.B[u(run)], laws.Bq[u(run)], laws.F[u(run)], laws.Fq[u(run)], scales, noise, plain, diagonal)
-        soft = place_soft(softs, run, numbers[u(run), u(SCALE)])
-        line = place_line(lines, run, numbers[u(run), u(OTHER_SCALE)]) if softmax and linear else soft
+        soft = place_soft(softs, run, numbers[u(run), u(SCALE)], mate, mates)
+        line = place_line(lines, run, numbers[u(run), u(OTHER_SCALE)], mate, mates) if pair else soft
+        second = pair and layer > 0
         s = Workspace(
             cuda.local.array(N0, real32),
             cuda.local.array(N1, real32),
@@ -108,27 +129,32 @@ def train(kind: Kind) -> Any:
         )
         stage = cuda.shared.array(0, real32)  # readings, and before them the sums over parts of the tokens
         drawn = cuda.shared.array(drawn_size, real32)
-        state = states[u(run)]
-        copy(soft, state, 0, False)
-        if softmax and linear:
-            copy(line, state, first_size, False)
+        gone = cuda.shared.array(2, whole32)  # whether each layer has diverged
+        state, offset = states[u(run)], layer * first_size
+        own_copy(second, soft, line, state, offset, False)
+        diverged = whole[u(run), u(DIVERGED + layer)]
+        if mate == 0:
+            gone[layer] = diverged >= 0
+        if member() == 0:
+            cuda.atomic.cas(deadline, 0, 0, nanoseconds() + budget)
         together()
-        step, stop, mark = whole[u(run), u(STEP)], whole[u(run), u(STOP)], whole[u(run), u(MARK)]
-        diverged, other_diverged = whole[u(run), u(DIVERGED)], whole[u(run), u(OTHER_DIVERGED)]
-        own = member() // D % D, member() % D, member() // (D * D)  # the sum over prompts that this thread computes
         began = cycles()
-        going = True
+        last = began + int((deadline[0] - nanoseconds()) * speed)
+        step, stop, mark = whole[u(run), u(STEP)], whole[u(run), u(STOP)], whole[u(run), u(MARK)]
+        due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
+        entry = mate // D % D, mate % D, mate // (D * D)  # of the sums over prompts, what this thread computes
+        # a block that comes too late leaves; the first does a step at least
+        going = cuda.blockIdx.x == 0 or all_agree(began < last)
         while going and step < stop:
-            begin_look(soft, law.B, law.Bq, law.plain)
-            if softmax and linear:
-                begin_look(line, law.B, law.Bq, law.plain)
+            own_begin_look(second, soft, line, law.B, law.Bq, law.plain)
             together()
-            look(soft, law.B, law.plain)
-            if softmax and linear:
+            if second:
                 look(line, law.B, law.plain)
-            together()
-            if softmax and linear and diverged >= 0:  # it stays as it was, but the other must not see such numbers
+            elif pair and diverged >= 0:  # it stays as it was, but the other must not see such numbers
                 silence(soft)
+            else:
+                look(soft, law.B, law.plain)
+            together()
             t = u32(step)
             for first in range(0, batch, prompts):
                 prompt = first + lane
@@ -140,7 +166,8 @@ def train(kind: Kind) -> Any:
                     if linear:
                         columns(d, line, law, m, s)
                 if length == 0:
-                    infinite_readings(D, m, n, s)
+                    if part == 0:
+                        infinite_readings(D, m, n, s)
                 elif few:
                     if part == 0:
                         whole_token_readings(length, D, m, n, s, prompt, t, k0, k1)
@@ -157,40 +184,29 @@ def train(kind: Kind) -> Any:
                             readings_from_sums(D, m, m + n, linear, s)
                     if linear and part == 0:
                         linear_readings(length, D, n, m, s)
-                gradients(soft, line, valid, law, s, lane, part, stage, own)
-            begin_slopes(soft, law.B, law.plain)
-            if softmax and linear:
-                begin_slopes(line, law.B, law.plain)
+                gradients(soft, line, layer, valid, law, s, lane, part, stage, entry)
+            own_begin_slopes(second, soft, line, law.B, law.plain)
             together()
-            slopes(soft, law.B, law.plain)
-            if softmax and linear:
-                slopes(line, law.B, law.plain)
+            own_slopes(second, soft, line, law.B, law.plain)
             together()
-            square = set_moved(soft, law.Bq, law.plain, rate)
-            if softmax and linear:
-                other_square = set_moved(line, law.Bq, law.plain, rate)
-                if other_diverged < 0 and not move(line, other_square, far):
-                    other_diverged = step
-            if diverged < 0 and not move(soft, square, far):
+            square = own_set_moved(second, soft, line, law.Bq, law.plain, rate)
+            all_little = all_agree(diverged >= 0 or little(square, far, mates))
+            if diverged < 0 and not own_move(second, soft, line, all_little, far):
                 diverged = step
-            going = diverged < 0 or (softmax and linear and other_diverged < 0)
+                gone[layer] = True
             step += 1
-            if mark < marks.shape[1] and marks[u(run), u(mark)] == step:
+            if step == due:
                 together()
-                copy(soft, kept[u(run), u(mark)], 0, True)
-                if softmax and linear:
-                    copy(line, kept[u(run), u(mark)], first_size, True)
+                own_copy(second, soft, line, kept[u(run), u(mark)], offset, True)
                 mark += 1
-            if not all_agree(cycles() - began < budget):
-                break
-        copy(soft, state, 0, True)
-        if softmax and linear:
-            copy(line, state, first_size, True)
+                due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
+            going = all_agree(cycles() < last) and (diverged < 0 or (pair and not gone[1 - layer]))
+        own_copy(second, soft, line, state, offset, True)
+        if mate == 0:
+            whole[u(run), u(DIVERGED + layer)] = diverged
         if member() == 0:
             whole[u(run), u(STEP)] = step
             whole[u(run), u(MARK)] = mark
-            whole[u(run), u(DIVERGED)] = diverged
-            whole[u(run), u(OTHER_DIVERGED)] = other_diverged
 
     options = {} if PLAIN_PYTHON else {"max_registers": REGISTERS}
     return cuda.jit(fastmath=True, **options)(run_blocks)

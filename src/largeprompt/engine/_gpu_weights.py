@@ -8,7 +8,7 @@ from numba import types
 
 from ._gpu_kinds import Heads, Kind
 from ._lanes import on_lanes
-from ._target import PLAIN_PYTHON, across, member, members, together, tuned
+from ._target import PLAIN_PYTHON, across, mate, mates, tuned
 from ._weights import Weights, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
@@ -23,9 +23,9 @@ def copy(w, row, first, there):
     heads, k, D = w.K.shape
     r = w.V.shape[1]
     for h in range(heads):
-        a = member() // across(w.width)
+        a = mate(w.mate) // across(w.width)
         while a < max(k, r):
-            i = member() % across(w.width)
+            i = mate(w.mate) % across(w.width)
             while i < D:
                 if a < k:
                     at = first + (h * k + a) * D + i
@@ -34,15 +34,15 @@ def copy(w, row, first, there):
                 if a < r:
                     _exchange(w.V, h, a, i, row, first + 2 * heads * k * D + (h * r + a) * D + i, there)
                 i += across(w.width)
-            a += members() // across(w.width)
-        a = member()
+            a += mates(w.mates) // across(w.width)
+        a = mate(w.mate)
         while a < r:
             at = first + heads * (2 * k + r) * D + h * r + a
             if there:
                 row[u(at)] = w.O[u(h), u(a)]
             else:
                 w.O[u(h), u(a)] = row[u(at)]
-            a += members()
+            a += mates(w.mates)
 
 
 @on_lanes
@@ -56,16 +56,16 @@ def _exchange(array, h, a, i, row, at, there):
 
 @on_lanes
 def silence(w):
+    """Û = 0 and v̂ = 0."""
     tuned()
     heads, D, d = w.U_hat.shape
     for h in range(heads):
-        i = member()
+        i = mate(w.mate)
         while i < D:
             w.v_hat[u(h), u(i)] = f32(0)
             for j in range(d):
                 w.U_hat[u(h), u(i), u(j)] = f32(0)
-            i += members()
-    together()
+            i += mates(w.mates)
 
 
 def weights_on_chip(heads: Heads, kind: Kind, layer: int):
@@ -76,7 +76,7 @@ def weights_on_chip(heads: Heads, kind: Kind, layer: int):
     dK, dQ, moved = (shapes[name] for name in ("dK", "dQ", "moved"))
     learns_K, learns_O, width, single = heads.learns_K, heads.learns_O, kind.width, kind.single
 
-    def make(given, run, scale):
+    def make(given, run, scale, mate, mates):
         return Weights(
             cuda.shared.array(K, real64),
             cuda.shared.array(Q, real64),
@@ -95,6 +95,8 @@ def weights_on_chip(heads: Heads, kind: Kind, layer: int):
             cuda.shared.array(dK, real64),
             cuda.shared.array(dQ, real64),
             cuda.shared.array(moved, real64),
+            mate,
+            mates,
             width,
             single,
         )
@@ -109,7 +111,7 @@ def weights_in_memory(heads: Heads, kind: Kind):
     learns_K, learns_O, width, single = heads.learns_K, heads.learns_O, kind.width, kind.single
 
     @cuda.jit(device=True)
-    def make(w, run, scale):
+    def make(w, run, scale, mate, mates):
         return Weights(
             w.K[run],
             w.Q[run],
@@ -128,6 +130,8 @@ def weights_in_memory(heads: Heads, kind: Kind):
             w.dK[run],
             w.dQ[run],
             w.moved[run],
+            mate,
+            mates,
             width,
             single,
         )

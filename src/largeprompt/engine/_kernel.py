@@ -17,7 +17,7 @@ from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
 from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
 from ._target import tuned
 from ._tokens import WIDE
-from ._weights import begin_look, begin_slopes, look, move, set_moved, slopes
+from ._weights import begin_look, begin_slopes, little, look, move, set_moved, slopes
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
@@ -114,7 +114,7 @@ def _silence(w):
 def _descend(w, law, rate, far):
     begin_slopes(w, law.B, law.plain)
     slopes(w, law.B, law.plain)
-    return move(w, set_moved(w, law.Bq, law.plain, rate), far)
+    return move(w, little(set_moved(w, law.Bq, law.plain, rate), far, 1), far)
 
 
 @functools.cache

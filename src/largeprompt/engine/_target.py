@@ -100,30 +100,33 @@ def _hardware(name: str):
 
 
 def _member(context):
-    """Which thread of those that share a step this is."""
+    """Which thread of a GPU's block this is."""
 
     def generate(context, builder, signature, arguments):
-        return _special_register(builder, "tid.x") if _on_gpu(context) else context.get_constant(types.intp, 0)
+        return _special_register(builder, "tid.x")
 
     return types.intp(), generate
 
 
 def _members(context):
-    """How many threads share a step."""
+    """How many threads a block has."""
 
     def generate(context, builder, signature, arguments):
-        return _special_register(builder, "ntid.x") if _on_gpu(context) else context.get_constant(types.intp, 1)
+        return _special_register(builder, "ntid.x")
 
     return types.intp(), generate
 
 
-def _across(context, width):
-    """How many threads go along the columns of a matrix, of those that share it: `width`, or the only one."""
+def _shared_out(constant: int):
+    """A number that says how the threads of a GPU share something out; a processor's one thread has a constant."""
 
-    def generate(context, builder, signature, arguments):
-        return arguments[0] if _on_gpu(context) else context.get_constant(types.intp, 1)
+    def function(context, number):
+        def generate(context, builder, signature, arguments):
+            return arguments[0] if _on_gpu(context) else context.get_constant(types.intp, constant)
 
-    return types.intp(types.intp), generate
+        return types.intp(types.intp), generate
+
+    return function
 
 
 def _wide_product(context, a, b):
@@ -164,8 +167,6 @@ def _all_agree(context, flag):
     """Whether it holds for every thread that shares a step, once all of them have come here."""
 
     def generate(context, builder, signature, arguments):
-        if not _on_gpu(context):
-            return arguments[0]
         name, word = "llvm.nvvm.barrier0.and", ir.IntType(32)
         found = builder.module.globals.get(name)
         vote = found or ir.Function(builder.module, ir.FunctionType(word, [word]), name)
@@ -175,19 +176,24 @@ def _all_agree(context, flag):
     return types.boolean(types.boolean), generate
 
 
-def _cycles(context):
-    """The clock of the multiprocessor that a thread runs on; 0 on a processor.
-
-    Read by an instruction with side effects: of two plain reads a compiler keeps one.
-    """
+def _register_read_anew(name: str):
+    """By an instruction with side effects: of two plain reads a compiler keeps one."""
 
     def generate(context, builder, signature, arguments):
-        if not _on_gpu(context):
-            return context.get_constant(types.int64, 0)
         kind = ir.FunctionType(ir.IntType(64), [])
-        return builder.call(ir.InlineAsm(kind, "mov.u64 $0, %clock64;", "=l", side_effect=True), [])
+        return builder.call(ir.InlineAsm(kind, f"mov.u64 $0, {name};", "=l", side_effect=True), [])
 
-    return types.int64(), generate
+    return generate
+
+
+def _nanoseconds(context):
+    """The clock of a whole GPU; slower to read."""
+    return types.int64(), _register_read_anew("%globaltimer")
+
+
+def _cycles(context):
+    """The clock of the multiprocessor that a thread runs on."""
+    return types.int64(), _register_read_anew("%clock64")
 
 
 def _either(generator: Any, plain: Any) -> Any:
@@ -212,7 +218,9 @@ has_instructions = _either(_shared, lambda: False)  # whether there are the four
 ex2, lg2, sine, cosine = (_either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
 member = _either(_member, lambda: _thread().threadIdx.x)
 members = _either(_members, lambda: _thread()._manager._block_dim[0])
-across = _either(_across, lambda width: width)
+mate = _either(_shared_out(0), lambda own: own)  # which of those that share a layer
+mates = _either(_shared_out(1), lambda number: number)  # how many they are
+across = _either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
 together = _either(_together, lambda: _thread().syncthreads())
 all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
-cycles = _either(_cycles, lambda: 0)
+cycles, nanoseconds = (_either(clock, lambda: 0) for clock in (_cycles, _nanoseconds))

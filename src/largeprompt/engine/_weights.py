@@ -4,8 +4,8 @@ Each head predicts $v^\top m$ with $U = sK^\top Q$ and $v = V^\top o$; the (U, V
 learnt. In the coordinates of the sampling tokens are $z = B\hat z$ and queries $B_q\hat x$, so that $\hat U = B^\top
 UB_q$.
 
-Where the threads of a GPU share a step, each computes entries of its own of every matrix, `across(width)` columns and
-`members() // across(width)` rows apart, at most one where that is `single`; a processor's one thread computes them all.
+Where threads of a GPU share a layer, each computes entries of its own of every matrix, `across(width)` columns and
+`mates(mates) // across(width)` rows apart, at most one where that is `single`; a processor's one thread computes all.
 Loops over them are written out: how often a range with a step runs takes a division to know.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from ._target import across, all_agree, member, members, shared, tuned
+from ._target import across, mate, mates, shared, tuned
 
 # sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
 on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
@@ -41,6 +41,8 @@ class Weights(NamedTuple):
     dK: np.ndarray
     dQ: np.ndarray
     moved: np.ndarray
+    mate: int
+    mates: int
     width: int
     single: bool
 
@@ -55,7 +57,7 @@ def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights
     slopes = [
         np.zeros(shape) for shape in ((h, D, d), (h, D), (h, k, D), (h, k, D), (K.size + Q.size + V.size + O.size,))
     ]
-    return Weights(K, Q, V, O, learns_K, learns_O, float(scale), *room, *seen, *slopes, 1, False)
+    return Weights(K, Q, V, O, learns_K, learns_O, float(scale), *room, *seen, *slopes, 0, 1, 1, False)
 
 
 @on_matrices
@@ -63,9 +65,9 @@ def _set_product(a, b, inner, plain, out, w):
     """out = a b with that inner dimension, or a's first columns where b is the identity."""
     tuned()
     rows, columns = out.shape
-    i = member() // across(w.width)
+    i = mate(w.mate) // across(w.width)
     while i < rows:
-        j = member() % across(w.width)
+        j = mate(w.mate) % across(w.width)
         while j < columns:
             total = a[u(i), u(j)] if plain else 0.0
             if shared() and not plain:
@@ -79,7 +81,7 @@ def _set_product(a, b, inner, plain, out, w):
             for k in range(inner):
                 for j in range(columns):
                     out[u(i), u(j)] += a[u(i), u(k)] * b[u(k), u(j)]
-        i += members() // across(w.width)
+        i += mates(w.mates) // across(w.width)
         if w.single:
             break
 
@@ -89,9 +91,9 @@ def _set_product_of_transposed(a, b, inner, scale, out, w):
     """out = scale · aᵀ b with that inner dimension."""
     tuned()
     rows, columns = out.shape
-    i = member() // across(w.width)
+    i = mate(w.mate) // across(w.width)
     while i < rows:
-        j = member() % across(w.width)
+        j = mate(w.mate) % across(w.width)
         while j < columns:
             total = 0.0
             if shared():
@@ -113,7 +115,7 @@ def _set_product_of_transposed(a, b, inner, scale, out, w):
                 for j in range(columns):
                     out[i, j] += p * b[k, j]
                 k += 1
-        i += members() // across(w.width)
+        i += mates(w.mates) // across(w.width)
         if w.single:
             break
 
@@ -123,9 +125,9 @@ def _set_product_with_transposed(a, b, inner, scale, plain, out, w):
     """out = scale · a bᵀ with that inner dimension; where b is the identity, a itself with zeros after its columns."""
     tuned()
     rows, columns = out.shape
-    i = member() // across(w.width)
+    i = mate(w.mate) // across(w.width)
     while i < rows:
-        j = member() % across(w.width)
+        j = mate(w.mate) % across(w.width)
         while j < columns:
             total = 0.0
             if plain:
@@ -137,16 +139,16 @@ def _set_product_with_transposed(a, b, inner, scale, plain, out, w):
             j += across(w.width)
             if w.single:
                 break
-        i += members() // across(w.width)
+        i += mates(w.mates) // across(w.width)
         if w.single:
             break
 
 
 @on_matrices
-def _apply(matrix, vector, n, plain, out, single):
+def _apply(matrix, vector, n, plain, out, w):
     """out = matrix · vector, n entries of each, or the vector itself where the matrix is the identity."""
     tuned()
-    i = member()
+    i = mate(w.mate)
     while i < n:
         total = vector[u(i)]
         if not plain:
@@ -154,8 +156,8 @@ def _apply(matrix, vector, n, plain, out, single):
             for a in range(n):
                 total += matrix[u(i), u(a)] * vector[u(a)]
         out[u(i)] = total
-        i += members()
-        if single:
+        i += mates(w.mates)
+        if w.single:
             break
 
 
@@ -168,14 +170,14 @@ def begin_look(w, B, Bq, plain):
         _set_product(w.Q[u(h)], Bq, D, plain, w.Q_hat[u(h)], w)
         if w.learns_K:
             _set_product(w.K[u(h)], B, D, plain, w.K_hat[u(h)], w)
-        i = member()
+        i = mate(w.mate)
         while i < D:
             total = 0.0
             for a in range(w.V.shape[1]):
                 total += w.O[u(h), u(a)] * w.V[u(h), u(a), u(i)]
             w.v[u(h), u(i)] = total
             w.dv[u(h), u(i)] = 0.0
-            i += members()
+            i += mates(w.mates)
             if w.single:
                 break
 
@@ -193,19 +195,19 @@ def look(w, B, plain):
             _set_product(w.Q_hat[u(h)], B, D, True, U, w)
         else:
             _set_product_of_transposed(B, w.Q_hat[u(h)], D, 1.0, U, w)
-        i = member() // across(w.width)
+        i = mate(w.mate) // across(w.width)
         while i < D:
-            j = member() % across(w.width)
+            j = mate(w.mate) % across(w.width)
             while j < D - 1:
                 w.U_hat[u(h), u(i), u(j)] = U[u(i), u(j)]
                 U[u(i), u(j)] = 0.0
                 j += across(w.width)
                 if w.single:
                     break
-            i += members() // across(w.width)
+            i += mates(w.mates) // across(w.width)
             if w.single:
                 break
-        _apply(B.T, w.v[u(h)], D, plain, w.v_hat[u(h)], w.single)
+        _apply(B.T, w.v[u(h)], D, plain, w.v_hat[u(h)], w)
 
 
 @on_matrices
@@ -217,7 +219,7 @@ def begin_slopes(w, B, plain):
     tuned()
     heads, _, D = w.K.shape
     for h in range(heads):
-        _apply(B, w.dv[u(h)], D, plain, w.v[u(h)], w.single)
+        _apply(B, w.dv[u(h)], D, plain, w.v[u(h)], w)
         dU, Q_hat = w.dU[u(h)], w.Q_hat[u(h)]
         if w.learns_K:
             _set_product_with_transposed(Q_hat, dU, D - 1, w.scale, False, w.dQ[u(h)], w)
@@ -244,9 +246,9 @@ def _set_moved(w, h, rate, first):
     tuned()
     _, k, D = w.K.shape
     square = 0.0
-    a = member() // across(w.width)
+    a = mate(w.mate) // across(w.width)
     while a < max(k, w.V.shape[1]):
-        i = member() % across(w.width)
+        i = mate(w.mate) % across(w.width)
         while i < D:
             if a < k:
                 at = first + 2 * (a * D + i)
@@ -262,11 +264,11 @@ def _set_moved(w, h, rate, first):
             i += across(w.width)
             if w.single:
                 break
-        a += members() // across(w.width)
+        a += mates(w.mates) // across(w.width)
         if w.single:
             break
     first += 2 * k * D + w.V.shape[1] * D
-    a = member()
+    a = mate(w.mate)
     while a < w.V.shape[1]:
         slope = 0.0
         if w.learns_O:
@@ -275,7 +277,7 @@ def _set_moved(w, h, rate, first):
         O = w.O[u(h), u(a)] - rate * slope
         w.moved[u(first + a)] = O
         square += O * O
-        a += members()
+        a += mates(w.mates)
         if w.single:
             break
     return square
@@ -286,9 +288,9 @@ def _move(w, h, first):
     """Set head h to where a step down leads it."""
     tuned()
     _, k, D = w.K.shape
-    a = member() // across(w.width)
+    a = mate(w.mate) // across(w.width)
     while a < max(k, w.V.shape[1]):
-        i = member() % across(w.width)
+        i = mate(w.mate) % across(w.width)
         while i < D:
             if a < k:
                 at = first + 2 * (a * D + i)
@@ -299,14 +301,14 @@ def _move(w, h, first):
             i += across(w.width)
             if w.single:
                 break
-        a += members() // across(w.width)
+        a += mates(w.mates) // across(w.width)
         if w.single:
             break
     first += 2 * k * D + w.V.shape[1] * D
-    a = member()
+    a = mate(w.mate)
     while a < w.V.shape[1]:
         w.O[u(h), u(a)] = w.moved[u(first + a)]
-        a += members()
+        a += mates(w.mates)
         if w.single:
             break
 
@@ -324,17 +326,23 @@ def set_moved(w, Bq, plain, rate):
 
 
 @on_matrices
-def move(w, square, far):
-    """Go there, unless that is beyond `far` or nowhere; whether it was done."""
+def little(square, far, n):
+    """Whether n such squares are together within `far`, which NaN is not."""
+    tuned()
+    return square <= far * far / n
+
+
+@on_matrices
+def move(w, is_little, far):
+    """Go there, unless that is beyond `far` or nowhere: whether it is not, known at once where it is little."""
     tuned()
     heads, k, D = w.K.shape
     size = 2 * k * D + w.V.shape[1] * (D + 1)
-    # each comparison is false for NaN; where no thread has much, all have little, and only then need they add up
-    if not all_agree(square <= far * far / members()):
+    if not is_little:
         square = 0.0
         for i in range(heads * size):
             square += w.moved[u(i)] * w.moved[u(i)]
-        if not square <= far * far:
+        if not square <= far * far:  # nor is NaN
             return False
     for h in range(heads):
         _move(w, h, h * size)

@@ -74,6 +74,8 @@ class Course:
         """Record some states with the risks of their members; of one that has diverged nothing is known any more."""
         n, what = len(stretch.steps), self.run.record.what
         assert np.array_equal(stretch.steps, self.all_due[:n])
+        if n == 0:
+            return
         found, named = [], [_of_many(layer, matrices(layer)) for layer in stretch.layers]
         for i, (layer, own) in enumerate(zip(stretch.layers, named, strict=True)):
             block = {"risk": risk[:, i], "risk_stderr": stderr[:, i]}
@@ -108,10 +110,16 @@ class Course:
         self._blocks = [arrays] if self._count else []
 
 
-def add(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None) -> None:
-    """Record states of several runs, the risks of those that share a task, a length and a shape together.
+def add(courses: Sequence[Course], stretches: Sequence[Stretch]) -> None:
+    """Record states of several runs, in this order."""
+    for course, stretch, (risk, stderr) in zip(courses, stretches, risks_of(courses, stretches), strict=True):
+        course.extend(stretch, risk, stderr)
 
-    Risks are evaluated by JAX's default device, or by the GPU given.
+
+def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None) -> list[np.ndarray]:
+    """Risks and standard errors of states of several runs, for each an array of both, then steps, then members.
+
+    Those that share a task, a length and a shape are evaluated together, by JAX's default device or by the GPU given.
     """
     values = [np.zeros((2, len(stretch.steps), len(stretch.layers))) for stretch in stretches]
     groups: dict[Run, list[int]] = {}
@@ -122,17 +130,27 @@ def add(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None
         for member in range(len(setting.members)):
             layers = [stretches[i].layers[member] for i in members]
             stack = jax.tree.map(_joined, *layers)
-            with _evaluating, jax.default_device(gpu) if gpu else contextlib.nullcontext():
-                functions = risks(setting) if gpu is None else _on_gpu(setting, gpu)
-                found = _evaluated(functions[member], stack, sum(len(stretches[i].steps) for i in members))
+            found = _evaluated_on(gpu, setting, member, stack, sum(len(stretches[i].steps) for i in members))
             at = 0
             for i in members:
                 n = len(stretches[i].steps)
                 values[i][:, :, member] = found[:, at : at + n]
                 at += n
-    for course, stretch, (risk, stderr) in zip(courses, stretches, values, strict=True):
-        if len(stretch.steps):
-            course.extend(stretch, risk, stderr)
+    return values
+
+
+def warm_up(setting: Run, gpu: Any) -> None:
+    """Compile what evaluates many risks of a setting at once, for the GPU given."""
+    n = _TOGETHER[-1]
+    for member, layer in enumerate(setting.layers()):
+        stack = jax.tree.map(lambda leaf: np.stack([leaf] * n) if eqx.is_array(leaf) else leaf, layer)
+        _evaluated_on(gpu, setting, member, stack, n)
+
+
+def _evaluated_on(gpu: Any, setting: Run, member: int, stack: AbstractLayer, n: int) -> np.ndarray:
+    with _evaluating, jax.default_device(gpu) if gpu else contextlib.nullcontext():
+        functions = risks(setting) if gpu is None else _on_gpu(setting, gpu)
+        return _evaluated(functions[member], stack, n)
 
 
 def _joined(*leaves: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Runs carried out together on a GPU: launches of a second, and in between risks, progress and checkpoints for all."""
+"""Runs carried out together on a GPU: launches of a second or so, and beside them risks, progress and checkpoints.
+
+While the GPU is at a launch, the processor records what came of the one before. Only risks are evaluated in between, by
+the GPU: of a run at its end, and now and then of all.
+"""
 
 import contextlib
 import threading
@@ -7,12 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 import xarray as xr
 
 from largeprompt._device import jax_gpu
-from largeprompt.engine import Fleet, Voyage
+from largeprompt.dynamics import State
+from largeprompt.engine import Fleet, Leg, Voyage
 
-from ._course import Course, Stretch, add, alone, risks
+from ._course import Stretch, alone, risks, risks_of, warm_up
 from ._engines import with_engines
 from ._execution import claimed_unless_found
 from ._run import Run
@@ -22,6 +28,8 @@ from ._verdict import bayes, yardstick
 
 MOST = 512  # runs at a time: each holds a file open, its lock
 SECONDS, LONGEST = 1.0, 3.0  # of a launch
+RECORDED_EVERY = 15.0  # seconds
+PATIENCE = 10.0  # seconds that an interrupt waits for what is needed to record where runs are
 
 
 def carried_out_together(
@@ -43,6 +51,7 @@ def carried_out_together(
         try:
             work.carry_out()
         except BaseException:  # an interrupt, or the failure of one: the others keep what they have
+            work.record()
             work.save()
             raise
     return [found if found is not None else work.results.get(i) for i, found in enumerate(results)]
@@ -53,56 +62,87 @@ class _Work:
 
     def __init__(self, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
         self._watcher, self._stop, self._every = watcher, stop, checkpoint_seconds
-        self._gpu = jax_gpu()
+        self._gpu, self._prepared = jax_gpu(), threading.Event()
         self._sittings: dict[int, Sitting] = {}
         self._claims: dict[int, contextlib.ExitStack] = {}
+        self._ahead: dict[int, tuple[State, list[Stretch]]] = {}  # where a run is, and what is not recorded of its way
         self.results: dict[int, xr.Dataset] = {}
 
     def take(self, i: int, sitting: Sitting, claim: contextlib.ExitStack) -> None:
         """A run to carry out."""
         self._sittings[i], self._claims[i] = sitting, claim
+        if sitting.course.due == sitting.state.step:
+            self._ahead[i] = sitting.state, [alone(sitting.state)]
 
     def carry_out(self) -> None:
         """All of them, or as far as they have come when `stop` is set."""
         if not self._sittings:
             return
-        threading.Thread(target=_prepare, args=([s.course for s in self._sittings.values()],), daemon=True).start()
         numbers = list(self._sittings)
         fleet = Fleet([self._voyage(self._sittings[i]) for i in numbers])
-        began = saved = time.monotonic()
+        began = launched = saved = recorded = time.monotonic()
         before = {i: sitting.seconds for i, sitting in self._sittings.items()}
-        starts = {i: alone(s.state) for i, s in self._sittings.items() if s.course.due == s.state.step}
-        seconds, ending = SECONDS, []
+        ending, speeds = [], {}
         with ThreadPoolExecutor(4) as writers:
+            fleet.launch(SECONDS)
+            threading.Thread(target=self._prepare, daemon=True).start()  # only now: compiling wants the processor
             while self._sittings:
-                launched = time.monotonic()
-                legs = {numbers[i]: leg for i, leg in fleet.advance(seconds).items()}
+                legs = {numbers[i]: leg for i, leg in fleet.land().items()}
                 landed = time.monotonic()
-                self._record(starts)
-                self._record({i: Stretch(leg.steps, leg.kept, leg.state.diverged) for i, leg in legs.items()})
-                starts = {}
-                steps = {i: leg.state.step - self._sittings[i].state.step for i, leg in legs.items()}
-                for i, leg in legs.items():
-                    self._sittings[i].state, self._sittings[i].seconds = leg.state, before[i] + landed - began
-                for i, n in steps.items():
-                    sitting, speed = self._sittings[i], n / max(landed - launched, 1e-9)
-                    self._watcher.moved(sitting.run, sitting.state.step, speed, sitting.course.risk)
+                speeds |= {i: self._move(i, leg) / max(landed - launched, 1e-9) for i, leg in legs.items()}
+                for i in legs:
+                    self._sittings[i].seconds = before[i] + landed - began
+                if self._stop.is_set():
+                    raise Interrupted
+                # all, or those at their end, once risks are functions; or because nothing else is left to do
+                whole = landed - recorded >= RECORDED_EVERY
+                chosen = [i for i in self._ahead if whole or self._is_at_its_end(i)]
+                if legs and not self._prepared.is_set():
+                    chosen = []
+                values = self._risks(chosen)
+                pause, launched = time.monotonic() - landed, time.monotonic()
+                fleet.launch(min(LONGEST, max(SECONDS, 8 * pause)))  # the pauses are a small part of the time
+                told = {i: self._ahead[i][0].step for i in dict.fromkeys([*legs, *chosen])}
+                self._record(chosen, values)
+                recorded = landed if whole and chosen else recorded
+                for i, step in told.items():
+                    self._watcher.moved(self._sittings[i].run, step, speeds.get(i, 0.0), self._sittings[i].course.risk)
                 for i in [i for i, sitting in list(self._sittings.items()) if sitting.course.due is None]:
                     ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
                 for end in [end for end in ending if end.done()]:
                     end.result()  # or what went wrong
-                if self._stop.is_set():
-                    raise Interrupted
                 if time.monotonic() - saved >= self._every:
                     self.save()
                     saved = time.monotonic()
-                # the card waits meanwhile: a small part of the time
-                seconds = min(LONGEST, max(SECONDS, 8 * (time.monotonic() - landed)))
         for end in ending:
             end.result()
 
-    def _record(self, stretches: dict[int, Stretch]) -> None:
-        add([self._sittings[i].course for i in stretches], list(stretches.values()), self._gpu)
+    def record(self) -> None:
+        """Take down where all runs are, unless it takes long to know how."""
+        if self._sittings and self._prepared.wait(PATIENCE):
+            chosen = list(self._ahead)
+            self._record(chosen, self._risks(chosen))
+
+    def _is_at_its_end(self, i: int) -> bool:
+        return self._ahead[i][0].step == self._sittings[i].run.steps
+
+    def _move(self, i: int, leg: Leg) -> int:
+        """Take down where a launch has brought a run; how many steps that are."""
+        state, stretches = self._ahead.get(i, (self._sittings[i].state, []))
+        self._ahead[i] = leg.state, [*stretches, Stretch(leg.steps, leg.kept, leg.state.diverged)]
+        return leg.state.step - state.step
+
+    def _risks(self, chosen: Sequence[int]) -> list[np.ndarray]:
+        courses = [self._sittings[i].course for i in chosen for _ in self._ahead[i][1]]
+        return risks_of(courses, [stretch for i in chosen for stretch in self._ahead[i][1]], self._gpu)
+
+    def _record(self, chosen: Sequence[int], values: Sequence[np.ndarray]) -> None:
+        left = iter(values)
+        for i in chosen:
+            sitting, (state, stretches) = self._sittings[i], self._ahead.pop(i)
+            for stretch in stretches:
+                sitting.course.extend(stretch, *next(left))
+            sitting.state = state
 
     def _voyage(self, sitting: Sitting) -> Voyage:
         later = sitting.course.all_due[sitting.course.all_due > sitting.state.step]
@@ -118,6 +158,23 @@ class _Work:
         self._claims.pop(i).close()
         self._watcher.ended(sitting.run, found=False)
 
+    def _prepare(self) -> None:
+        """Risks as functions, and what results are held against: sought by the processor while the GPU trains."""
+        settings = list(dict.fromkeys(sitting.course.setting for sitting in list(self._sittings.values())))
+        # what goes wrong here goes wrong again where it is needed, and is told there
+        with jax.default_device(jax.devices("cpu")[0]), contextlib.suppress(Exception):
+            try:
+                for setting in settings:
+                    risks(setting)
+                if self._gpu:
+                    warm_up(settings[0], self._gpu)
+            finally:
+                self._prepared.set()
+            for setting in settings:
+                for member in setting.members:
+                    yardstick(setting, member)
+                bayes(setting)
+
     def save(self) -> None:
         """Keep a checkpoint of each that is under way."""
         failures = []
@@ -128,16 +185,3 @@ class _Work:
                 failures.append(failure)
         if failures:
             raise failures[0]
-
-
-def _prepare(courses: Sequence[Course]) -> None:
-    """Risks as functions, and what results are held against: sought by the processor while the GPU trains."""
-    # what goes wrong here goes wrong again where it is needed, and is told there
-    with jax.default_device(jax.devices("cpu")[0]), contextlib.suppress(Exception):
-        settings = dict.fromkeys(course.setting for course in courses)
-        for setting in settings:
-            risks(setting)
-        for setting in settings:
-            for member in setting.members:
-                yardstick(setting, member)
-            bayes(setting)

@@ -1,7 +1,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,8 +15,9 @@ from ._sweep import place_for
 from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
-_LAUNCH_SECONDS = 0.5  # on a GPU, where the runs of a sweep go side by side
-_MOST = 512  # of them are timed
+_LAUNCH_SECONDS = 0.3  # on a GPU
+_AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
+_MOST = 512  # runs that are carried out side by side there
 
 
 class Forecast(NamedTuple):
@@ -40,11 +41,9 @@ def forecast(
     to_do = [run for run in runs if not store.finished(named[run].hash)]
     on_gpu = place_for(device).device == "gpu"
     together = [run for run in to_do if on_gpu and named[run].engine == "fused"]
-    speeds: dict[tuple, float] = {}
-    for run, speed in zip(together, _speeds_on_gpu(together[:_MOST]) if together else [], strict=False):
-        if _kind(named[run]) not in speeds:
-            measured(run, speed)
-        speeds[_kind(named[run])] = speed
+    speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)})
+    for kind, speed in speeds.items():
+        measured(next(run for run in together if _kind(named[run]) == kind), speed)
     each, sizes = {}, []
     for run in to_do:
         kind = _kind(named[run])
@@ -55,25 +54,33 @@ def forecast(
         sizes.append(recorded_bytes(run))
     # rows as they come, once more as one array, once more as the file's bytes
     held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, min(len(together), _MOST))])
-    seconds = max((each[run] for run in together), default=0.0) * math.ceil(len(together) / _MOST)
+    longest = max((each[run] for run in together), default=0.0)
+    crowd = max(1.0, sum(each[run] * shares[_kind(named[run])] for run in together) / longest) if longest else 1.0
+    each |= {run: each[run] * crowd for run in together}
+    seconds = longest * max(crowd, math.ceil(len(together) / _MOST))
     seconds += _makespan([each[run] for run in to_do if not (on_gpu and named[run].engine == "fused")], jobs)
     return Forecast(seconds, _peak_memory() + held, sum(sizes), each)
 
 
-def _speeds_on_gpu(runs: Sequence[Run]) -> list[float]:
-    """Steps a second of each run when all go side by side."""
+def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple, float]]:
+    """Steps a second of a run of each kind, and the share that it takes of a GPU meanwhile."""
+    if not kinds:
+        return {}, {}
     from largeprompt.engine import Fleet, Voyage  # imports a compiler
 
-    with jax.default_device(jax.devices("cpu")[0]):
-        voyages = [Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs]
-    fleet = Fleet(voyages)
-    legs = fleet.advance(_LAUNCH_SECONDS / 10)  # compiles
-    before = {i: leg.state.step for i, leg in legs.items()}
-    began = time.monotonic()
-    after = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS).items()}
-    taken = max(time.monotonic() - began, 1e-9)
-    found = [(after.get(i, before[i]) - before[i]) / taken for i in range(len(runs))]
-    return [speed or before[i] / _LAUNCH_SECONDS for i, speed in enumerate(found)]
+    speeds, shares, names = {}, {}, list(kinds)
+    for some in (names[i : i + _AT_ONCE] for i in range(0, len(names), _AT_ONCE)):
+        runs = [kinds[name] for name in some]
+        with jax.default_device(jax.devices("cpu")[0]):
+            fleet = Fleet([Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
+        first = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS / 10).items()}  # compiles
+        began = time.monotonic()
+        then = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS).items()}
+        taken = max(time.monotonic() - began, 1e-9)
+        for i, (name, share) in enumerate(zip(some, fleet.shares, strict=True)):
+            moved = (then[i] - first[i]) / taken if i in then else first[i] / (_LAUNCH_SECONDS / 10)
+            speeds[name], shares[name] = moved, share
+    return speeds, shares
 
 
 def recorded_bytes(run: Run) -> int:
