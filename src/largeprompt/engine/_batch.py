@@ -98,10 +98,16 @@ def rows_of(d: int, softmax: int, linear: int) -> dict[str, int]:
 WIDE_ROWS = ("sums", "carried", "gram64", "root64")  # float64, all others float32
 
 
-@assembled
-def instances(d, law, s, prompt, step, k0, k1):
-    """Draw ŵ, the query and its label."""
+@on_lanes
+def draw_instances(d, s, prompt, step, k0, k1):
+    """What is random in ŵ, the query and its label."""
+    tuned()
     fill_normals(s.drawn, 0, 2 * d + 1, prompt, step, INSTANCE, k0, k1)
+
+
+@assembled
+def instances(d, law, s):
+    """ŵ, the query and its label, from what was drawn."""
     if law.diagonal:
         for i in range(d):
             size = f32(law.scales[i])

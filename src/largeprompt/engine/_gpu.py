@@ -169,7 +169,7 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
         parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
-    return Kind(training.task.dim - 1, softmax, linear, prompts, few), parts
+    return Kind(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
 
 
 class _Squadron:

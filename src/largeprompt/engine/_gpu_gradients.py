@@ -14,7 +14,7 @@ cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32, f64 = np.float32, np.float64
 
 
-def adding_gradients(kind: Kind) -> Any:
+def adding_gradients(kind: Kind, hand_over: Any) -> Any:
     """A function of the GPU that adds the share of a block's prompts to the slopes of both layers.
 
     Readings are shared in rows of `staged` prompts, so far apart that threads meet no bank of memory twice.
@@ -22,6 +22,7 @@ def adding_gradients(kind: Kind) -> Any:
     d, D, prompts, staged, pieces, single = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces, kind.single
     (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
     apart, last = staged + 1, len(kind.layers) - 1
+    helped = kind.helped
     heads, other_heads = kind.layers[0].number, kind.layers[-1].number
     after_readings = (2 * len(kind.layers) + 1) * D * apart
 
@@ -39,13 +40,17 @@ def adding_gradients(kind: Kind) -> Any:
             i, c, piece = entry if single else (e // D % D, e % D, e // (D * D))
             left, right = ((2 * layer + (1 if c == d else 2)) * D + i) * apart, c * apart
             j, end = piece * count // pieces, (piece + 1) * count // pieces
-            one, two, three, four = f32(0), f32(0), f32(0), f32(0)  # none waits for the other
-            while j + 4 <= end:
+            one, two, three, four = f32(0), f32(0), f32(0), f32(0)  # none waits for another
+            while j + 8 <= end:
                 one += stage[u(left + j)] * stage[u(right + j)]
                 two += stage[u(left + j + 1)] * stage[u(right + j + 1)]
                 three += stage[u(left + j + 2)] * stage[u(right + j + 2)]
                 four += stage[u(left + j + 3)] * stage[u(right + j + 3)]
-                j += 4
+                one += stage[u(left + j + 4)] * stage[u(right + j + 4)]
+                two += stage[u(left + j + 5)] * stage[u(right + j + 5)]
+                three += stage[u(left + j + 6)] * stage[u(right + j + 6)]
+                four += stage[u(left + j + 7)] * stage[u(right + j + 7)]
+                j += 8
             while j < end:
                 one += stage[u(left + j)] * stage[u(right + j)]
                 j += 1
@@ -87,7 +92,7 @@ def adding_gradients(kind: Kind) -> Any:
             w.dU[u(h), u(i), u(c)] += total
 
     @cuda.jit(device=True)
-    def gradients(soft, line, layer, valid, law, s, lane, part, stage, entry):
+    def gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry):
         """Add the share of a block's prompts to the slopes of both layers: each thread to those of its own."""
         if part == 0 and softmax:
             errors(d, m // 2, 0, s.softmax, valid, s)
@@ -109,6 +114,8 @@ def adding_gradients(kind: Kind) -> Any:
                     if 2 * h < n:
                         put(s.linear, h, last, at, stage)
                 together()
+                if helped and part == 1 and begin == 0:  # one head has `helped`
+                    hand_over(s, lane, drawn)
                 count = min(staged, prompts - begin)
                 if h < (heads if layer == 0 else other_heads):
                     add_up(soft, line, h, layer, count, stage, entry)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import cuda as _cuda  # an extra
 from numba import types
 
-from ._batch import Law, Workspace, columns, instances, rows_of
+from ._batch import Law, Workspace, columns, draw_instances, instances, rows_of
 from ._gpu_gradients import adding_gradients
 from ._gpu_kinds import (
     BATCH,
@@ -33,7 +33,7 @@ from ._gpu_kinds import (
     STOP,
     Kind,
 )
-from ._gpu_prompts import handing_over, sums_over_tokens
+from ._gpu_prompts import drawing_ahead, sums_over_tokens
 from ._gpu_weights import copy, silence, weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
@@ -60,10 +60,12 @@ def _on_own(function: Any, pair: bool) -> Any:
 @functools.cache
 def train(kind: Kind) -> Any:
     """The loop over steps for runs of a kind, compiled when it is first called."""
-    d, D, prompts, helped, few = kind.d, kind.d + 1, kind.prompts, kind.helped, kind.few
+    d, D, prompts, helped = kind.d, kind.d + 1, kind.prompts, kind.helped
     (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
     drawn_size = max(kind.drawn_rows, 1) * prompts
-    hand_over, add_up_tokens, gradients = handing_over(kind), sums_over_tokens(kind), adding_gradients(kind)
+    few, infinite = kind.few, kind.infinite
+    draw, hand_over, hand_instances, take_instances = drawing_ahead(kind)
+    add_up_tokens, gradients = sums_over_tokens(kind), adding_gradients(kind, hand_over)
     pair, layers, first_size = softmax and linear, len(kind.layers), kind.layers[0].size(D)
     place_soft, place_line = (
         weights_on_chip(heads, kind, layer) if kind.on_chip else weights_in_memory(heads, kind)
@@ -145,6 +147,10 @@ def train(kind: Kind) -> Any:
         entry = mate // D % D, mate % D, mate // (D * D)  # of the sums over prompts, what this thread computes
         # a block that comes too late leaves; the first does a step at least
         going = cuda.blockIdx.x == 0 or all_agree(began < last)
+        if helped and part == 1:
+            draw(length, s, lane, u32(step), k0, k1)
+            hand_over(s, lane, drawn)
+            hand_instances(s, lane, stage)
         while going and step < stop:
             own_begin_look(second, soft, line, law.B, law.Bq, law.plain)
             together()
@@ -160,22 +166,24 @@ def train(kind: Kind) -> Any:
                 prompt = first + lane
                 valid = 1 if prompt < batch else 0
                 if part == 0:
-                    instances(d, law, s, prompt, t, k0, k1)
+                    if helped:
+                        take_instances(s, lane, stage)
+                    else:
+                        draw_instances(d, s, prompt, t, k0, k1)
+                    instances(d, law, s)
                     if softmax:
                         columns(d, soft, law, 0, s)
                     if linear:
                         columns(d, line, law, m, s)
-                if length == 0:
+                if infinite:
                     if part == 0:
                         infinite_readings(D, m, n, s)
                 elif few:
                     if part == 0:
                         whole_token_readings(length, D, m, n, s, prompt, t, k0, k1)
                 else:
-                    if part == (1 if parts > 1 and helped else 0):
+                    if part == 0 and not helped:
                         draw_across(length, D, m, n, s, prompt, t, k0, k1)
-                        if parts > 1 and helped:
-                            hand_over(s, lane, drawn)
                     if softmax:
                         if part == 0:
                             orthonormalise(s.columns, 0, m, D, s.E, s.R, m + n, s.work)
@@ -184,7 +192,15 @@ def train(kind: Kind) -> Any:
                             readings_from_sums(D, m, m + n, linear, s)
                     if linear and part == 0:
                         linear_readings(length, D, n, m, s)
-                gradients(soft, line, layer, valid, law, s, lane, part, stage, entry)
+                if helped and part == 1:
+                    same = first + prompts < batch
+                    draw(length, s, prompt + prompts if same else lane, t if same else u32(t + u32(1)), k0, k1)
+                gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry)
+                if helped:
+                    if part == 1:
+                        hand_instances(s, lane, stage)
+                    if batch > prompts:
+                        together()
             own_begin_slopes(second, soft, line, law.B, law.plain)
             together()
             own_slopes(second, soft, line, law.B, law.plain)

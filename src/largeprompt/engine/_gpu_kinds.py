@@ -67,6 +67,7 @@ class Kind(NamedTuple):
     linear: Heads | None
     prompts: int
     few: bool = False  # tokens: fewer than there are directions that they would be drawn along
+    infinite: bool = False  # many
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -103,12 +104,15 @@ class Kind(NamedTuple):
     @property
     def staged(self) -> int:
         """Prompts whose readings a block shares at a time."""
-        fixed = _ON_CHIP_BYTES if self.on_chip else 0
-        room = _SHARED_BYTES - fixed - 4 * self.drawn_rows * self.prompts
         lanes = self.prompts
-        while lanes > 1 and self._of_readings(lanes) > room:
+        while lanes > 1 and self._of_readings(lanes) > self._room:
             lanes = -(-lanes // 2)
         return lanes
+
+    @property
+    def _room(self) -> int:
+        """Bytes that are left beside weights and what is handed over."""
+        return _SHARED_BYTES - (_ON_CHIP_BYTES if self.on_chip else 0) - 4 * self.drawn_rows * self.prompts
 
     @property
     def rows_across(self) -> int:
@@ -119,7 +123,22 @@ class Kind(NamedTuple):
     def helped(self) -> bool:
         """Whether a second thread of a prompt draws what is random beside the tokens: then a block shares it."""
         one_head = self.softmax is not None and all(heads.number == 1 for heads in self.layers)
-        return one_head and 4 * (3 + self.rows_across + 4) * self.prompts <= _DRAWN_BYTES
+        finite = not (self.few or self.infinite)
+        return finite and one_head and 4 * (3 + self.rows_across + 4) * self.prompts <= _DRAWN_BYTES
+
+    @property
+    def instance_rows(self) -> int:
+        """Of what that thread draws for the query, its label and the task."""
+        return -(-(2 * self.d + 1) // 4) * 4
+
+    @property
+    def pairs_ahead(self) -> int:
+        """Of tokens of a short prompt, that it draws while the first thread finds the directions to read them along.
+
+        They lie where the thread that reads them then puts readings: it must not meet another's.
+        """
+        rows = self._room // (4 * (self.prompts + 1)) - self.instance_rows
+        return max(0, rows) // 4 if self.helped and self.staged == self.prompts else 0
 
     @property
     def drawn_rows(self) -> int:
@@ -138,5 +157,6 @@ class Kind(NamedTuple):
         return max(1, min(self.prompts // (self.d + 1) ** 2, 8))
 
     def shared_bytes(self, parts: int) -> int:
-        """Of readings, or of the sums over tokens of so many threads a prompt."""
-        return max(self._of_readings(self.staged), 4 * self.prompts * (SUMS + 1) * (parts - 1))
+        """Of readings, of what is drawn for the next prompts, or of sums over tokens of so many threads a prompt."""
+        ahead = (self.prompts + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
+        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.prompts * (SUMS + 1) * (parts - 1))

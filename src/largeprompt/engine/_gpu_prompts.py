@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 from numba import cuda as _cuda  # an extra
 
+from ._batch import draw_instances
 from ._gpu_kinds import Kind
-from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part
+from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part, put_tokens
+from ._readings import draw_across
 from ._target import together
 from ._tokens import LOG2_E, SHORT, arrange, leveller, must_shift, sums_of_heads
 from ._weights import u
@@ -15,9 +17,17 @@ cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32 = np.float32
 
 
-def handing_over(kind: Kind) -> Any:
-    """What the second thread of a prompt has drawn, to the first."""
-    prompts, xi_rows, n = kind.prompts, kind.rows_across, kind.columns[1]
+def drawing_ahead(kind: Kind) -> tuple[Any, Any, Any, Any]:
+    """Functions of the second thread of a prompt, which draws for the first what the next prompts need.
+
+    One draws, two hand that over once the first thread has done with what it had, of which it takes some by the last.
+    """
+    d, prompts, xi_rows, (m, n) = kind.d, kind.prompts, kind.rows_across, kind.columns
+
+    @cuda.jit(device=True)
+    def draw(length, s, prompt, step, k0, k1):
+        draw_instances(d, s, prompt, step, k0, k1)
+        draw_across(length, d + 1, m, n, s, prompt, step, k0, k1)
 
     @cuda.jit(device=True)
     def hand_over(s, lane, drawn):
@@ -26,13 +36,25 @@ def handing_over(kind: Kind) -> Any:
         for i in range(n * n):
             drawn[u((3 + xi_rows + i) * prompts + lane)] = s.T[i]
 
-    return hand_over
+    @cuda.jit(device=True)
+    def hand_instances(s, lane, stage):
+        for i in range(2 * d + 1):
+            stage[u(i * prompts + lane)] = s.drawn[i]
+
+    @cuda.jit(device=True)
+    def take_instances(s, lane, stage):
+        for i in range(2 * d + 1):
+            s.drawn[i] = stage[u(i * prompts + lane)]
+
+    return draw, hand_over, hand_instances, take_instances
 
 
 def sums_over_tokens(kind: Kind) -> Any:
     """`s.sums` of all softmax heads, by all threads of the block; short prompts' tokens by the first thread alone."""
     (m, n), prompts, linear = kind.columns, kind.prompts, kind.linear is not None
-    xi_rows, helped = kind.rows_across, kind.helped
+    xi_rows, helped, most_ahead = kind.rows_across, kind.helped, kind.pairs_ahead
+    apart = prompts + 1  # of tokens drawn ahead, as of readings
+    ahead_at = kind.instance_rows * apart
 
     if m > 2:
 
@@ -52,7 +74,7 @@ def sums_over_tokens(kind: Kind) -> Any:
 
     @cuda.jit(device=True)
     def of_one_head(length, lane, part, parts, s, partial, drawn, prompt, step, k0, k1):
-        dealt = parts if length > SHORT else 1
+        dealt, ahead = parts if length > SHORT else 1, 0
         if dealt > 1:
             if part == 0:
                 drawn[lane] = s.R[0]
@@ -64,21 +86,25 @@ def sums_over_tokens(kind: Kind) -> Any:
                 s.R[1] = drawn[prompts + lane]
                 s.R[m + n] = f32(0)
                 s.R[m + n + 1] = drawn[2 * prompts + lane]
+        elif helped:
+            ahead = min(most_ahead, (length + 1) // 2)
+            if part == 1:
+                put_tokens(ahead, prompt, step, k0, k1, partial, ahead_at + lane, apart)
+            together()
         beta, shift = s.R[0] * LOG2_E, f32(0)
         if part < dealt:
             if must_shift(s.R, 2, m + n):
                 shift = largest_of_part(length, part, dealt, prompt, step, k0, k1)
-            inner, across = s.R[1], s.R[m + n + 1]
-            add_part(length, part, dealt, linear, beta, shift, inner, across, prompt, step, k0, k1, s.carried)
+            values, counters, where = (s.R[1], s.R[m + n + 1]), (prompt, step, k0, k1), (ahead_at + lane, apart)
+            add_part(length, part, dealt, linear, beta, shift, *values, *counters, s.carried, ahead, partial, *where)
         top = shift
         if dealt > 1 and part > 0:
             at = (part - 1) * (SUMS + 1) * prompts + lane
             for i in range(SUMS):
                 partial[at + i * prompts] = f32(s.carried[i])
             partial[at + SUMS * prompts] = shift
-        if parts > 1:
-            together()
         if dealt > 1:
+            together()
             if part == 0:
                 for other in range(parts - 1):
                     top = max(top, partial[(other * (SUMS + 1) + SUMS) * prompts + lane])
@@ -92,7 +118,7 @@ def sums_over_tokens(kind: Kind) -> Any:
                     add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
             together()
         if part == 0:
-            if parts > 1 and helped:
+            if helped:
                 take_over(s, lane, drawn)
             s.sums[14] = leveller(beta, top)
             arrange(m + n, dealt == 1, s.R, s.carried, s.sums)

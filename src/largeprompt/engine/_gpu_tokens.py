@@ -41,11 +41,32 @@ def largest_of_part(L, part, parts, prompt, step, k0, k1):
 
 
 @on_lanes
-def add_part(L, part, parts, products, beta, shift, along, across, prompt, step, k0, k1, sums):
+def put_tokens(pairs, prompt, step, k0, k1, out, at, apart):
+    """Tokens drawn ahead: the four coordinates of each pair, `apart` from one another from `at` on."""
+    tuned()
+    for i in range(pairs):
+        g, h, x, y = two_tokens(i, prompt, step, k0, k1)
+        first = at + 4 * i * apart
+        out[np.uintp(first)] = g
+        out[np.uintp(first + apart)] = h
+        out[np.uintp(first + 2 * apart)] = x
+        out[np.uintp(first + 3 * apart)] = y
+
+
+@on_lanes
+def _two_tokens_ahead(i, drawn, at, apart):
+    tuned()
+    first = at + 4 * i * apart
+    g, h = drawn[np.uintp(first)], drawn[np.uintp(first + apart)]
+    return g, h, drawn[np.uintp(first + 2 * apart)], drawn[np.uintp(first + 3 * apart)]
+
+
+@on_lanes
+def add_part(L, part, parts, products, beta, shift, along, across, prompt, step, k0, k1, sums, ahead, drawn, at, apart):
     """The sums over the tokens of a part, for scores β g in units of log 2 and values along · g + across · h.
 
     Float32 within a few hundred tokens, float64 beyond, as on a processor. In short prompts, which one thread has, f is
-    counted from `sums[12]`, and `sums[14]` is Σ w f.
+    counted from `sums[12]`, and `sums[14]` is Σ w f. The first pairs, as many as `ahead`, have been drawn.
     """
     tuned()
     for i in range(SUMS + 3):
@@ -59,7 +80,10 @@ def add_part(L, part, parts, products, beta, shift, along, across, prompt, step,
         s8, s9, s10, s11 = f32(0), f32(0), f32(0), f32(0)
         last = min(pairs, i + CHUNK * parts)
         while i < last:
-            g, h, x, y = two_tokens(i, prompt, step, k0, k1)
+            if i < ahead:
+                g, h, x, y = _two_tokens_ahead(i, drawn, at, apart)
+            else:
+                g, h, x, y = two_tokens(i, prompt, step, k0, k1)
             w, f, wf = weighed(g, h, beta, shift, along, across)
             if products:
                 u = f - level * wf

@@ -11,7 +11,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from ._batch import WIDE_ROWS, Workspace, columns, errors, instances, rows_of, weigh
+from ._batch import WIDE_ROWS, Workspace, columns, draw_instances, errors, instances, rows_of, weigh
 from ._elementary import FASTMATH
 from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
 from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
@@ -151,7 +151,8 @@ def _trainer(sources: str, softmax: bool, linear: bool):
             for prompt in range(0, batch, LANES):
                 valid = min(batch - prompt, LANES)
                 t = u32(step)
-                instances(d, law, s, prompt, t, k0, k1)
+                draw_instances(d, s, prompt, t, k0, k1)
+                instances(d, law, s)
                 if softmax:
                     columns(d, soft, law, 0, s)
                 if linear:

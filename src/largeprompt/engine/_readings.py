@@ -51,9 +51,9 @@ def coefficients(m, sums, products, gram):
     for h in range(m // 2):
         for other in range(h + 1):
             for j in range(lanes()):
-                Z, Zo = sums[row(2 * h, j)], sums[row(2 * other, j)]
-                f, fo = sums[row(2 * h + 1, j)] / Z, sums[row(2 * other + 1, j)] / Zo
-                scale = 1.0 / (Z * Zo)
+                inverse, inverse_o = 1.0 / sums[row(2 * h, j)], 1.0 / sums[row(2 * other, j)]
+                f, fo = sums[row(2 * h + 1, j)] * inverse, sums[row(2 * other + 1, j)] * inverse_o
+                scale = inverse * inverse_o
                 at, to = xx + 2 * h * m + 2 * other, 2 * h * n + 2 * other
                 aa, ap = sums[row(at, j)], sums[row(at + 1, j)]
                 pa, pp = sums[row(at + m, j)], sums[row(at + m + 1, j)]
@@ -63,12 +63,12 @@ def coefficients(m, sums, products, gram):
                 gram[row(to + n + 1, j)] = scale * (pp - fo * pa - f * ap + f * fo * aa)
         for i in range(m):
             for j in range(lanes()):
-                Z = sums[row(2 * h, j)]
-                f = sums[row(2 * h + 1, j)] / Z
+                inverse = 1.0 / sums[row(2 * h, j)]
+                f = sums[row(2 * h + 1, j)] * inverse
                 at, to = xg + 2 * h * m + i, (m + i) * n + 2 * h
                 ag, pg = sums[row(at, j)], sums[row(at + m, j)]
-                gram[row(to, j)] = ag / Z
-                gram[row(to + 1, j)] = (pg - f * ag) / Z
+                gram[row(to, j)] = ag * inverse
+                gram[row(to + 1, j)] = (pg - f * ag) * inverse
     if products:
         for i in range(m):
             for k in range(i + 1):
@@ -77,26 +77,23 @@ def coefficients(m, sums, products, gram):
 
 
 @on_lanes
-def cholesky(gram, n, stride, root):
-    """The lower triangular root of n by n Gram matrices; a pivot that is rounding alone counts as 0."""
+def cholesky(gram, n, first, stride, root, inverse):
+    """The first columns of the lower triangular root of n by n Gram matrices; a pivot of rounding alone counts as 0."""
     tuned()
-    for c in range(n):
-        for i in range(c + 1):
+    for i in range(first):
+        for c in range(i, n):
             at = c * stride + i
             for j in range(lanes()):
                 root[row(at, j)] = gram[row(at, j)]
             for k in range(i):
                 for j in range(lanes()):
                     root[row(at, j)] -= root[row(c * stride + k, j)] * root[row(i * stride + k, j)]
-            if i < c:
-                for j in range(lanes()):
-                    pivot = root[row(i * stride + i, j)]
-                    root[row(at, j)] = root[row(at, j)] / pivot if pivot > 0.0 else 0.0
-            else:
-                for j in range(lanes()):
+            for j in range(lanes()):
+                if c == i:
                     left = root[row(at, j)]
-                    least = max(_LEAST_SQUARE, _ROUNDING * gram[row(at, j)])
-                    root[row(at, j)] = math.sqrt(left) if left > least else 0.0
+                    there = left > max(_LEAST_SQUARE, _ROUNDING * gram[row(at, j)])
+                    inverse[j] = 1.0 / math.sqrt(left) if there else 0.0
+                root[row(at, j)] *= inverse[j]
 
 
 @on_lanes
@@ -174,8 +171,9 @@ def readings_from_sums(D, m, n, products, w):
     """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`, of n columns."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
-    cholesky(w.gram64, across, 2 * m, w.root64)
-    if m == 2 and products:
+    corner = m == 2 and products
+    cholesky(w.gram64, across, m if corner else across, 2 * m, w.root64, w.carried)
+    if corner:
         split_value(w.R, n, w.sums, w.gram64, w.root64)
     _as_float32(w.gram64, 4 * m * m, w.gram)
     _as_float32(w.root64, 4 * m * m, w.root)

@@ -20,6 +20,7 @@ from ._weights import Matrices, circuits, matrices, with_matrices
 
 _evaluating, _setting_up = threading.Lock(), threading.Lock()  # runs side by side share one compilation
 _TOGETHER = (1, 16, 64)  # layers whose risk is evaluated at once: few numbers of them, since each is compiled
+_TOGETHER_ON_GPU = (512,)
 
 
 class Stretch(NamedTuple):
@@ -141,7 +142,7 @@ def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any =
 
 def warm_up(setting: Run, gpu: Any) -> None:
     """Compile what evaluates many risks of a setting at once, for the GPU given."""
-    n = _TOGETHER[-1]
+    n = _TOGETHER_ON_GPU[-1]
     for member, layer in enumerate(setting.layers()):
         stack = jax.tree.map(lambda leaf: np.stack([leaf] * n) if eqx.is_array(leaf) else leaf, layer)
         _evaluated_on(gpu, setting, member, stack, n)
@@ -150,16 +151,16 @@ def warm_up(setting: Run, gpu: Any) -> None:
 def _evaluated_on(gpu: Any, setting: Run, member: int, stack: AbstractLayer, n: int) -> np.ndarray:
     with _evaluating, jax.default_device(gpu) if gpu else contextlib.nullcontext():
         functions = risks(setting) if gpu is None else _on_gpu(setting, gpu)
-        return _evaluated(functions[member], stack, n)
+        return _evaluated(functions[member], stack, n, _TOGETHER if gpu is None else _TOGETHER_ON_GPU)
 
 
 def _joined(*leaves: Any) -> Any:
     return np.concatenate(leaves) if eqx.is_array(leaves[0]) else leaves[0]
 
 
-def _evaluated(function: AbstractRisk, stack: AbstractLayer, n: int) -> np.ndarray:
+def _evaluated(function: AbstractRisk, stack: AbstractLayer, n: int, together: tuple[int, ...]) -> np.ndarray:
     """Risks and standard errors of a stack of n layers, in groups of one size."""
-    size = 1 if function.streamed else next((size for size in _TOGETHER if size >= n), _TOGETHER[-1])
+    size = 1 if function.streamed else next((size for size in together if size >= n), together[-1])
     found = []
     for first in range(0, n, size):
         value, error = _values_and_errors(function, _part(stack, np.minimum(np.arange(first, first + size), n - 1)))

@@ -101,7 +101,8 @@ class _Work:
                     chosen = []
                 values = self._risks(chosen)
                 pause, launched = time.monotonic() - landed, time.monotonic()
-                fleet.launch(min(LONGEST, max(SECONDS, 8 * pause)))  # the pauses are a small part of the time
+                # pauses are to be a small part of the time, and an interrupt is to be heard soon
+                fleet.launch(min(LONGEST, max(SECONDS, 8 * pause, (landed - began) / 15)))
                 told = {i: self._ahead[i][0].step for i in dict.fromkeys([*legs, *chosen])}
                 self._record(chosen, values)
                 recorded = landed if whole and chosen else recorded
