@@ -62,7 +62,7 @@ class _Work:
 
     def __init__(self, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
         self._watcher, self._stop, self._every = watcher, stop, checkpoint_seconds
-        self._gpu, self._prepared = jax_gpu(), threading.Event()
+        self._gpu, self._preparing, self._prepared = jax_gpu(), False, threading.Event()
         self._sittings: dict[int, Sitting] = {}
         self._claims: dict[int, contextlib.ExitStack] = {}
         self._ahead: dict[int, tuple[State, list[Stretch]]] = {}  # where a run is, and what is not recorded of its way
@@ -85,6 +85,7 @@ class _Work:
         ending, speeds = [], {}
         with ThreadPoolExecutor(4) as writers:
             fleet.launch(SECONDS)
+            self._preparing = True
             threading.Thread(target=self._prepare, daemon=True).start()  # only now: compiling wants the processor
             while self._sittings:
                 legs = {numbers[i]: leg for i, leg in fleet.land().items()}
@@ -120,7 +121,7 @@ class _Work:
 
     def record(self) -> None:
         """Take down where all runs are, unless it takes long to know how."""
-        if self._sittings and self._prepared.wait(PATIENCE):
+        if self._preparing and self._prepared.wait(PATIENCE):
             chosen = list(self._ahead)
             self._record(chosen, self._risks(chosen))
 
@@ -167,14 +168,18 @@ class _Work:
             try:
                 for setting in settings:
                     risks(setting)
-                if self._gpu:
-                    warm_up(settings[0], self._gpu)
-            finally:
-                self._prepared.set()
+            finally:  # on a thread of its own, since it waits for the GPU
+                threading.Thread(target=self._warm_up, args=(settings[0],), daemon=True).start()
             for setting in settings:
                 for member in setting.members:
                     yardstick(setting, member)
                 bayes(setting)
+
+    def _warm_up(self, setting: Run) -> None:
+        with contextlib.suppress(Exception):
+            if self._gpu:
+                warm_up(setting, self._gpu)
+        self._prepared.set()
 
     def save(self) -> None:
         """Keep a checkpoint of each that is under way."""
