@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -332,8 +333,10 @@ def sweeps(found: Findings, folder: Path) -> None:
     """The same through the lab, in stores of their own."""
     watching = Watching()
     store = lab.Store(folder / "whole")
+    began = time.monotonic()
     lab.sweep(RUNS, store, device="gpu", watcher=watching)
-    found.put("sweep/whole", {"found": watching.ends, "risks": watching.risks})
+    seconds = time.monotonic() - began
+    found.put("sweep/whole", {"found": watching.ends, "risks": watching.risks, "seconds": seconds})
     with patch.object(Fleet, "launch", side_effect=AssertionError("a result was there already")):
         again = Watching()
         lab.sweep(RUNS, store, device="gpu", watcher=again)

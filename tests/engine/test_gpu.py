@@ -1,6 +1,6 @@
 """The engine of a GPU on a real one: the law of the reference, the numbers of the processor's engine.
 
-Every kind of training is compiled once, in half a minute: all tests together have six, so that very few tokens come in
+Every kind of training is compiled once, in half a minute: all tests together have few, so that very few tokens come in
 pairs of five covariates alone. They need neither xdist nor the settings of the other tests:
 `PYTHONPATH=src:tests python -m pytest --noconftest -o addopts= tests/engine/test_gpu.py`.
 """
@@ -32,20 +32,24 @@ from engine_catalogue import (
 from largeprompt import lab
 from largeprompt.dynamics import FAR, Layers, State, Training
 from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place, trainer_for
+from largeprompt.engine._tokens import SHORT
 from largeprompt.icl import LinearRegression, kms
 from significance import SIGMAS, assert_same_moments
 
 lp.use_float64()
 N = 1500
-ROUNDING = 1e-4  # of gradients, in the mean over steps: float32 and a GPU's own functions
-DRIFT = 1e-3  # of where 300 steps have led, by rounding that each step passes on
+ROUNDING = 1e-5  # of gradients, in the mean over steps: float32 and a GPU's own functions
+DRIFT = 1e-5  # of where 300 steps have led, by rounding that each step passes on
+# Where one of many tokens has nearly all of the weight, the coefficients a (f - Σ a f) are rounding alone, and so is
+# the direction in which a linear head shares its randomness with them: another path, the same law.
+OTHER_PATH, OTHER_DRIFT = 5e-3, 1e-3
 FALSE_ALARM = 2 * stats.norm.sf(SIGMAS)
 LONG = {"long prompts": Case(KMS, 301, pair(3)), "long prompts, hard maximum": Case(KMS, 301, pair(3, 15.0))}
 OF_TWO_HEADS = ("two heads", "two heads, hard maximum")
 OF_TWO_COVARIATES = tuple(name for name, case in CASES.items() if case.task.d == 2 and case.L > 3)  # all of one kind
 ALL = CASES | LONG
 LAWS = ("infinitely many tokens", "correlated", "general prior", "other queries", "singular", "hard maximum")
-LAWS += ("U = 0", "two heads", "long prompts")
+LAWS += ("U = 0", "two heads", *LONG)
 PAPER = LinearRegression(kms(5, 0.5), 0.1, np.eye(5) / 5)
 SOFTMAX, LINEAR = head_pair(1, 6, rank=6)
 MEMBERS: dict[str, Layers] = {"softmax": (SOFTMAX,), "linear": (LINEAR,), "pair": (SOFTMAX, LINEAR)}
@@ -89,9 +93,10 @@ def test_gradients_are_those_of_the_processor(name):
     case = ALL[name]
     expected = fused_gradients(Training(case.task, case.L, batch=4, rate=1.0), case.layers, 300)
     first = len(flat(case.layers[0]))
+    tolerance = OTHER_PATH if name in ("two heads, hard maximum", "long prompts, hard maximum") else ROUNDING
     for part in (slice(0, first), slice(first, None)):
         one, other = gradients(name)[:300, part], expected[:, part]
-        assert np.linalg.norm(one - other) <= ROUNDING * np.linalg.norm(other)
+        assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -121,10 +126,11 @@ def test_for_300_steps_both_engines_go_the_same_way(members, L):
     trainers = FusedTrainer(training, layers), GpuTrainer(training, layers)
     one, other = (trainer.advance(trainer.start(), 300) for trainer in trainers)
     assert one.diverged == other.diverged == (None,) * len(layers)
+    tolerance = OTHER_DRIFT if members == "pair" and SHORT < L < math.inf else DRIFT
     for start, expected, found in zip(layers, one.layers, other.layers, strict=True):
         change = np.abs(flat(expected) - flat(start)).max()
         assert change > 0.05
-        np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=DRIFT * change)
+        np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=tolerance * change)
 
 
 @pytest.mark.parametrize("L", [10, 1000, math.inf])

@@ -161,6 +161,9 @@ def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(found, folder, of
         assert store.log(run.hash)["device"] == "gpu"
         assert store.log(run.hash)["sittings"] == 1
     assert not found["sweep/whole/found"].any()
+    spent = [store.log(run.hash)["seconds"] for run in RUNS]
+    assert spent[-1] == 0.0  # of no step
+    assert 0.0 < sum(spent) <= found["sweep/whole/seconds"]
     for told, data in zip(found["sweep/whole/risks"], of_processor[:3], strict=False):
         np.testing.assert_allclose(told, [6, *data.risk.values[:, -1]], rtol=1e-5)
     assert [str(end) for end in of_processor[3].verdict.values] == ["diverged", "diverged"]

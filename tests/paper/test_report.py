@@ -255,6 +255,19 @@ def test_the_text_says_the_same(folder):
     assert rows[0].replace("\\|", "").count("|") == 6
 
 
+def test_what_a_gpu_did_is_told_apart(tmp_path):
+    folder = reproduction(tmp_path / "results")
+    run = json.loads((folder / "run.json").read_text())
+    run["machine"]["gpu"], run["runs"] = "Card 7", {"count": 2, "core_seconds": 0.0, "gpu_seconds": 61.0}
+    for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s of one core")):
+        run["runs"]["core_seconds"] = cores
+        (folder / "run.json").write_text(json.dumps(run))
+        page, text = (path.read_text() for path in write(folder))
+        for form in (page, text):
+            assert f"2 training runs ({expected})" in form
+            assert "Card 7, " in form
+
+
 def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     folder = reproduction(tmp_path / "results")
 

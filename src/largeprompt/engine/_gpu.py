@@ -1,9 +1,11 @@
 """Runs on a GPU: many side by side in one launch, each a block of threads, in launches of a second or so."""
 
+import contextlib
+import gc
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -56,6 +58,18 @@ def fused_place(device: str) -> Place:
     if reason is None:
         return Place("gpu")
     return Place("cpu", f"no GPU: {reason}; carried out on the CPU" if device == "gpu" else None)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of garbage: compiling makes millions of objects that it would look through many times."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Laws(NamedTuple):
@@ -238,7 +252,7 @@ class _Squadron:
         blocks, budget, speed = len(self._moved), 1, 1.0  # of a simulated clock
         if not PLAIN_PYTHON:
             budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
-        with warnings.catch_warnings():
+        with _uncollected(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
             self._loop[blocks, self._threads, self._stream, self._shared](
                 self._order,

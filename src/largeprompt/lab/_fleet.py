@@ -81,7 +81,6 @@ class _Work:
         numbers = list(self._sittings)
         fleet = Fleet([self._voyage(self._sittings[i]) for i in numbers])
         began = launched = saved = recorded = time.monotonic()
-        before = {i: sitting.seconds for i, sitting in self._sittings.items()}
         ending, speeds = [], {}
         with ThreadPoolExecutor(4) as writers:
             fleet.launch(SECONDS)
@@ -91,8 +90,8 @@ class _Work:
                 legs = {numbers[i]: leg for i, leg in fleet.land().items()}
                 landed = time.monotonic()
                 speeds |= {i: self._move(i, leg) / max(landed - launched, 1e-9) for i, leg in legs.items()}
-                for i in legs:
-                    self._sittings[i].seconds = before[i] + landed - began
+                for i in legs:  # its share of the GPU's time
+                    self._sittings[i].seconds += (landed - launched) / len(legs)
                 if self._stop.is_set():
                     raise Interrupted
                 # all, or those at their end, once risks are functions; or because nothing else is left to do

@@ -236,7 +236,10 @@ class Job:
 
     def account(self, plan: Plan, results: Results, began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
-        spent = {run: float(self.store.log(run.hash).get("seconds", 0.0)) for run in plan.runs}
+        logs = {run: self.store.log(run.hash) for run in plan.runs}
+        spent = {run: float(log.get("seconds", 0.0)) for run, log in logs.items()}
+        by_gpu = sum(spent[run] for run, log in logs.items() if log.get("device") == "gpu")
+        by_cores = sum(spent.values()) - by_gpu
         spent |= {piece: float(results[piece].attrs.get("seconds", 0.0)) for piece in plan.pieces}
         of_figures = {
             figure.key: sum(spent[need] for need in dict.fromkeys(figure.needs(self.settings)))
@@ -250,7 +253,7 @@ class Job:
             "machine": machine(self.jobs, self.device),
             "versions": versions(),
             "settings": dataclasses.asdict(self.settings),
-            "runs": {"count": len(plan.runs), "core_seconds": sum(spent[run] for run in plan.runs)},
+            "runs": {"count": len(plan.runs), "core_seconds": by_cores, "gpu_seconds": by_gpu},
             "pieces": {"count": len(plan.pieces), "core_seconds": sum(spent[p] for p in plan.pieces)},
             "figures": [figure.key for figure in self.figures],
             "figure_seconds": of_figures,

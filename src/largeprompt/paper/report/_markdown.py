@@ -6,7 +6,7 @@ from largeprompt.lab import duration
 from largeprompt.paper.claims import VERDICTS
 from largeprompt.paper.report._finished import Drawn, Finished
 from largeprompt.paper.report._summary import ADDRESS, PAPER, SIGNS
-from largeprompt.paper.report._words import check, comparison, conventions_of, flat, machine_of, moment, plural
+from largeprompt.paper.report._words import check, comparison, conventions_of, flat, machine_of, moment, plural, work_of
 
 
 def markdown(found: Finished) -> str:
@@ -22,8 +22,7 @@ def _summary(found: Finished) -> str:
     facts = [
         f"`{run['command']}`, begun {moment(run['began'])}, took {duration(run['seconds'])} on "
         f"{_text(machine_of(run['machine']))}.",
-        f"{plural(run['runs']['count'], 'training run')} ({duration(run['runs']['core_seconds'])} of one core) and "
-        f"{plural(run['pieces']['count'], 'measurement')} ({duration(run['pieces']['core_seconds'])} of one core).",
+        f"{work_of(run['runs'], 'training run')} and {work_of(run['pieces'], 'measurement')}.",
     ]
     differ = conventions_of(run["settings"])
     facts += [f"Not the paper's conventions: {_text(differ)}."] if differ else []

@@ -4,7 +4,7 @@ from largeprompt.lab import duration
 from largeprompt.paper.claims import VERDICTS
 from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, code, element, prose
-from largeprompt.paper.report._words import conventions_of, machine_of, moment, plural
+from largeprompt.paper.report._words import conventions_of, machine_of, moment, plural, work_of
 
 PAPER = "Softmax as Linear Attention in the Large-Prompt Regime"
 ADDRESS = "https://arxiv.org/abs/2512.11784"
@@ -65,10 +65,7 @@ def _count(found: Finished, name: str) -> Html:
 
 def _facts(found: Finished) -> Html:
     run = found.run
-    work = [
-        f"{plural(run[name]['count'], noun)} ({duration(run[name]['core_seconds'])} of one core)"
-        for name, noun in (("runs", "training run"), ("pieces", "measurement"))
-    ]
+    work = [work_of(run[name], noun) for name, noun in (("runs", "training run"), ("pieces", "measurement"))]
     facts = {
         "Command": code(run["command"]),
         "Not the paper's": conventions_of(run["settings"]),

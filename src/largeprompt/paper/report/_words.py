@@ -5,6 +5,7 @@ import datetime
 import math
 from typing import Any
 
+from largeprompt.lab import duration
 from largeprompt.paper.settings import Conventions
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -76,7 +77,15 @@ def moment(iso: str) -> str:
 
 def machine_of(told: dict[str, Any]) -> str:
     """The machine in a line."""
-    return f"{told['processor']}, {plural(told['cores'], 'core')}, {told['system']}, Python {told['python']}"
+    gpu = f"{told['gpu']}, " if "gpu" in told else ""
+    return f"{gpu}{told['processor']}, {plural(told['cores'], 'core')}, {told['system']}, Python {told['python']}"
+
+
+def work_of(told: dict[str, Any], noun: str) -> str:
+    """How many of something were computed, and what that took."""
+    gpu = [f"{duration(told['gpu_seconds'])} of a GPU"] if told.get("gpu_seconds") else []
+    cores = [f"{duration(told['core_seconds'])} of one core"] if told["core_seconds"] or not gpu else []
+    return f"{plural(told['count'], noun)} ({' and '.join([*gpu, *cores])})"
 
 
 def conventions_of(settings: dict[str, Any]) -> str:
