@@ -65,6 +65,7 @@ def test_measured_deviations_are_the_rate_over_the_length(name):
         assert_close_in_sigmas(L * measured[name].mean_square[0], constant, stderr)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_the_covariance_and_bias_of_the_output_are_predicted():
     """On a law that is not Gaussian, at a query far enough for the bias to be seen."""
     mu, query = lp.Product(lp.Sphere(1.5, 2), lp.Rademacher(1.0)), 8 * z

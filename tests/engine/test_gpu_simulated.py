@@ -19,14 +19,13 @@ ROUNDING = 1e-5  # of a layer's change: both add up in float32, in another order
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, pytestconfig):
+def folder(tmp_path_factory, environment):
     """What a process with simulated GPUs has left."""
     folder = tmp_path_factory.mktemp("simulated")
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    environment = environment | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    environment["PYTHONWARNINGS"] = f"error,{environment['PYTHONWARNINGS']}"
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(pytestconfig.cache.mkdir("compiled"))
-    command = [sys.executable, "-W", "error", simulation.__file__, str(folder)]
+    command = [sys.executable, simulation.__file__, str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder

@@ -189,6 +189,7 @@ def test_high_ranks_are_sampled(monkeypatch, L):
     assert_close_in_sigmas(estimate.value, exact.value, estimate.stderr)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("L", [5, 300])
 def test_risk_of_two_rare_atoms_is_a_binomial_mean(L):
     p, s2 = 0.01, 0.1

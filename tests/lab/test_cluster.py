@@ -2,9 +2,7 @@
 
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 from distributed import Client, KilledWorker
+from forks import PATIENCE, Forks
 
 from largeprompt import lab
 from largeprompt.lab import _cluster, _worker
@@ -23,7 +21,6 @@ HERE = Path(__file__).parent
 START = {"K": [[1, 0, 0]], "Q": [[1, 0, 0]], "V": [[0, 0, 1]], "O": [[0.5]]}
 SETTINGS = {"L": 4, "d": 2, "attention": "linear", "start": START, "engine": "reference", "record": {"points": 6}}
 SETTINGS |= {"steps": 400, "weight_seed": 0}
-PATIENCE = 120.0
 
 
 def runs_of(*seeds):
@@ -58,27 +55,16 @@ class Process:
 class Cluster:
     """A scheduler and workers, each a process of its own; `trouble` is the folder through which runs are steered."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, environment):
         self.folder, self.trouble = folder, folder / "trouble"
         self.trouble.mkdir()
-        compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-        environment = {
-            **os.environ,
+        environment = environment | {
             "TROUBLE": str(self.trouble),
-            "JAX_COMPILATION_CACHE_DIR": str(compiled),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "DASK_DISTRIBUTED__WORKER__PRELOAD": "stand_in_worker",
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._warm: Any = subprocess.Popen([sys.executable, str(HERE / "warm.py")], env=environment, **pipes)
+        self._forks = Forks(HERE / "warm.py", environment=environment)
         self._processes: list[Process] = []
-        self._ended: dict[int, int] = {}
-        self._born: queue.Queue[int] = queue.Queue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
         file = folder / "scheduler.json"
         where = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file), "--no-dashboard")
         self._start("dask_scheduler", *where)
@@ -86,19 +72,10 @@ class Cluster:
         self.workers = [self.worker() for _ in range(3)]
         self.wait_for(self.workers)
 
-    def _listen(self):
-        for line in self._warm.stdout:
-            first, *status = map(int, line.split())
-            if status:
-                self._ended[first] = status[0]
-            else:
-                self._born.put(first)
-
     def _start(self, command, *arguments):
         log = self.folder / f"process-{len(self._processes)}.log"
-        self._warm.stdin.write(json.dumps({"command": command, "arguments": arguments, "log": str(log)}) + "\n")
-        self._warm.stdin.flush()
-        self._processes.append(Process(self._born.get(timeout=PATIENCE), log, self._ended))
+        pid = self._forks.start(command=command, arguments=arguments, log=str(log))
+        self._processes.append(Process(pid, log, self._forks.ended))
         return self._processes[-1]
 
     def worker(self):
@@ -132,10 +109,7 @@ class Cluster:
         for process in self._processes:
             if process.status() is None:
                 process.signal(signal.SIGKILL)
-        self._warm.stdin.close()
-        self._warm.wait(timeout=PATIENCE)
-        self._listener.join(timeout=PATIENCE)
-        self._warm.stdout.close()
+        self._forks.close()
 
 
 def _answers(client) -> dict:
@@ -143,8 +117,8 @@ def _answers(client) -> dict:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+def cluster(tmp_path_factory, environment):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), environment)
     yield cluster
     cluster.close()
 

@@ -1,17 +1,12 @@
 """Processes that are killed, interrupted, or work on the same runs at once."""
 
-import json
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import Forks
 
 from largeprompt import lab
 
@@ -20,57 +15,10 @@ START = {"K": np.eye(3)[:1].tolist(), "Q": np.eye(3)[:1].tolist(), "V": np.eye(3
 SETTINGS = {"L": 4, "d": 2, "attention": "linear", "batch": 8, "start": START, "engine": "reference"}
 
 
-class Nursery:
-    """Children of one process that has everything imported."""
-
-    def __init__(self, folder):
-        command = [sys.executable, str(Path(__file__).parent / "nursery.py"), str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdin
-        assert self._process.stdout
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-        self._born, self._ended = queue.Queue(), {}
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        assert self._born.get(timeout=120) == "ready"
-
-    def _listen(self):
-        for line in self._answers:
-            first, *status = line.split()
-            if status:
-                self._ended[int(first)] = int(status[0])
-            else:
-                self._born.put(first)
-
-    def start(self, **request):
-        self._requests.write(json.dumps(request) + "\n")
-        self._requests.flush()
-        return int(self._born.get(timeout=60))
-
-    def status(self, pid, timeout=300.0):
-        """The exit status of a child, once it has one; None if that takes longer."""
-        end = time.monotonic() + timeout
-        while pid not in self._ended:
-            if time.monotonic() > end:
-                return None
-            time.sleep(0.002)
-        return self._ended[pid]
-
-    def wait_for(self, word, log, pid):
-        """Until a child has said a word, or ended."""
-        while not (log.exists() and word in log.read_text()) and pid not in self._ended:
-            time.sleep(0.002)
-
-    def close(self):
-        self._requests.close()
-        self._process.wait(timeout=30)
-        self._listener.join(timeout=30)
-        self._answers.close()
-
-
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("compiled"))
+    """Children of one process that has everything imported."""
+    nursery = Forks(Path(__file__).parent / "nursery.py", tmp_path_factory.mktemp("compiled"))
     yield nursery
     nursery.close()
 
