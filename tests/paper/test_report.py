@@ -262,7 +262,7 @@ def test_what_a_gpu_did_is_told_apart(tmp_path):
     for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s of one core")):
         run["runs"]["core_seconds"] = cores
         (folder / "run.json").write_text(json.dumps(run))
-        page, text = (path.read_text() for path in write(folder))
+        page, text = (path.read_text() for path in write(folder, FIGURES))
         for form in (page, text):
             assert f"2 training runs ({expected})" in form
             assert "Card 7, " in form
