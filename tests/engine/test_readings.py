@@ -32,7 +32,7 @@ def test_the_gram_matrix_of_weights_values_and_coordinates_is_that_of_the_tokens
     lower = np.tril_indices(n)
     np.testing.assert_allclose(gram.reshape(n, n, LANES)[lower], exact[lower], rtol=1e-10, atol=1e-12)
 
-    cholesky(gram, n, n, root)
+    cholesky(gram, n, n, n, root, np.zeros(LANES))
     triangle = root.reshape(n, n, LANES)
     assert not triangle[np.triu_indices(n, 1)].any()
     # seven tokens have no eight independent columns: there the last pivot is 0 up to the root of rounding
@@ -57,7 +57,7 @@ def test_rounded_sums_move_the_root_of_one_head_by_rounding_alone_however_small_
     def root_of(sums):
         gram, root = np.zeros(16 * LANES), np.zeros(16 * LANES)
         coefficients(2, sums, True, gram)
-        cholesky(gram, 4, 4, root)
+        cholesky(gram, 4, 2, 4, root, np.zeros(LANES))
         split_value(rows, 2, sums, gram, root)
         return root.reshape(4, 4, LANES)
 
@@ -80,7 +80,7 @@ def test_sums_of_float32_give_the_root_of_the_tokens_to_rounding(beta, L):
     w.R.reshape(-1, LANES)[[0, 1, 5]] = np.array([[beta], [R[0]], [R[1]]])
     sums_of_one_head(L, 4, True, w, 0, np.uint32(0), *key)
     coefficients(2, w.sums, True, w.gram64)
-    cholesky(w.gram64, 4, 4, w.root64)
+    cholesky(w.gram64, 4, 2, 4, w.root64, w.carried)
     split_value(w.R, 4, w.sums, w.gram64, w.root64)
 
     pairs = [[two_tokens(i, j, np.uint32(0), *key) for i in range((L + 1) // 2)] for j in range(LANES)]
