@@ -71,7 +71,7 @@ def one_head(outputs: int, with_O: bool = True) -> Layers:
 SOFTMAX, LINEAR = pair(3)
 HARD = pair(3, 15.0)
 THREE = LinearRegression(kms(3, 0.5), 0.1)
-MANY_PARTS = {"_gpu._TOKENS_OF_ONE_THREAD": 1}
+MANY_PARTS = {"_gpu._TOKENS_OF_ONE_THREAD": 1, "_gpu_prompts.SHORT": 4, "_gpu_tokens.SHORT": 4}
 UNSTEADY = ("two heads, hard maximum", "three heads, more columns than dimensions")  # at the rate of the others
 TRIALS = {
     name: Trial(training(case.L, case.task, rate=5e-4 if name in UNSTEADY else 0.02), case.layers)
@@ -96,9 +96,12 @@ TRIALS = {
     "four threads a prompt, more prompts than threads": Trial(training(10, batch=18), pair(3), MANY_PARTS),
     "four threads a prompt, softmax alone": Trial(training(23), (SOFTMAX,), MANY_PARTS),
     "four threads a prompt, K Q V O": Trial(training(23), one_head(1), MANY_PARTS),
+    "some tokens drawn ahead": Trial(training(9), pair(3), {"_gpu_kinds.Kind.pairs_ahead": 2}),
+    "no token drawn ahead": Trial(training(9), pair(3), {"_gpu_kinds.Kind.pairs_ahead": 0}),
     "threads without a token": Trial(training(5), pair(3), MANY_PARTS),
-    "threads without a token, hard maximum": Trial(training(5), HARD, MANY_PARTS),
-    "four threads a prompt, hard maximum": Trial(training(23), HARD, MANY_PARTS),
+    # alone: a linear head would follow directions that are rounding alone where f is counted from 0
+    "threads without a token, hard maximum": Trial(training(5), HARD[:1], MANY_PARTS),
+    "four threads a prompt, hard maximum": Trial(training(23), HARD[:1], MANY_PARTS),
     "one thread draws all of a prompt": Trial(training(23), pair(3), MANY_PARTS | {"_gpu_kinds._DRAWN_BYTES": 0}),
     "weights in the card's memory": Trial(training(6), pair(3), {"_gpu_kinds._ON_CHIP_BYTES": 0}),
     "weights in the card's memory, two heads": Trial(
@@ -360,6 +363,21 @@ def sweeps(found: Findings, folder: Path) -> None:
             lab.sweep(RUNS[-1:] + RUNS[:1], store, device="gpu")
         except OSError as error:
             found["sweep/full/said"] = np.array(str(error))
+
+    store = lab.Store(folder / "no risk")
+    from largeprompt.lab import _fleet
+
+    def only_isotropic(courses, stretches, gpu=None):
+        if any(course.run.sigma != "identity" for course in courses):
+            raise MemoryError("too many nodes")
+        return evaluated(courses, stretches, gpu)
+
+    evaluated = _fleet.risks_of
+    with launches_of(2), patch.object(_fleet, "risks_of", only_isotropic):
+        try:
+            lab.sweep(RUNS[:3], store, device="gpu")
+        except MemoryError as error:
+            found["sweep/no risk/said"] = np.array(str(error))
 
     store = lab.Store(folder / "claimed")
     run = RUNS[0].resolved

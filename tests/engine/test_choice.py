@@ -1,5 +1,6 @@
 """Which trainer carries a training out, and what is refused before anything is compiled."""
 
+import itertools
 import math
 import re
 import sys
@@ -161,15 +162,17 @@ def test_training_refuses_what_makes_no_sense(message, wrong, as_a_stranger):
 
 def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
     """Weights, what threads hand over and readings: 48 KB without asking the driver for more."""
-    for d in (1, 2, 5, 20, 64, 73, 74, 100, 200):
-        for number in (1, 2, 8):
-            heads = Heads(number, max(1, (d + 1) // number), max(1, (d + 1) // number), True, True)
-            for layers in ((heads, heads), (heads, None), (None, heads)):
-                for prompts in (32, 96, 128):
-                    kind = Kind(d, *layers, prompts)
-                    weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
-                    fixed = weights + 4 * prompts * max(kind.drawn_rows, 1)
-                    assert fixed + kind.shared_bytes(MOST_PARTS) <= 48 * 1024
+    for d, number, rank, values in itertools.product(
+        (1, 2, 5, 17, 20, 64, 73, 74, 100, 200), (1, 2, 8), (1, 2, 7, 9, None), (1, 3, None)
+    ):
+        usual = max(1, (d + 1) // number)
+        heads = Heads(number, rank or usual, values or usual, True, True)
+        for layers, prompts in itertools.product(((heads, heads), (heads, None), (None, heads)), (32, 96, 128)):
+            kind = Kind(d, *layers, prompts)
+            weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
+            fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 8
+            assert kind.fixed_bytes == fixed
+            assert fixed + kind.shared_bytes(MOST_PARTS) <= 48 * 1024
 
 
 @pytest.mark.parametrize("marks", [(0, 1), (2, 2), (3, 1), (4, 11)])

@@ -200,6 +200,18 @@ def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_ar
     assert 1 <= kept.header["step"] < RUNS[0].steps
 
 
+def test_a_risk_that_cannot_be_evaluated_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
+    assert found["sweep/no risk/said"] == "too many nodes"
+    store = lab.Store(folder / "no risk")
+    kept = [store.checkpoint(run.hash) for run in RUNS[:3]]
+    assert all(one is not None or store.finished(run.hash) for one, run in zip(kept, RUNS, strict=False))
+    assert all(
+        store.finished(run.hash) or one.header["step"] >= 2 for one, run in zip(kept[:2], RUNS, strict=False) if one
+    )
+    assert kept[2] is not None
+    assert kept[2].header["step"] == 0
+
+
 def test_a_run_that_another_process_is_at_is_left_to_it(found, folder):
     assert found["sweep/claimed/mine"].tolist() == [False, True]
     store = lab.Store(folder / "claimed")

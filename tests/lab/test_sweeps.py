@@ -130,6 +130,25 @@ def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(s
         assert found.each[runs[0]] == pytest.approx(found.seconds)
 
 
+@pytest.mark.usefixtures("card")
+def test_kinds_of_runs_that_find_no_room_on_a_gpu_are_timed_later(store, monkeypatch):
+    launches = []
+
+    class Crowded(engine.Fleet):
+        def advance(self, seconds):
+            launches.append(len(self._states))
+            legs = super().advance(seconds)
+            return {i: leg for i, leg in legs.items() if i == 0 or (i == 1 and len(launches) % 2 == 0)}
+
+    monkeypatch.setattr(engine, "Fleet", Crowded)
+    runs = [dataclasses.replace(RUN, L=L, steps=400, engine="fused") for L in (5, 6, 7, 8)]
+    told = []
+    found = lab.forecast(runs, store, 2, lambda run, speed: told.append(run), "gpu")
+    assert launches == [4, 4, 2, 2]
+    assert sorted(run.L for run in told) == [5, 6, 7, 8]
+    assert all(math.isfinite(found.each[run]) and found.each[run] > 0 for run in runs)
+
+
 def test_a_plan_on_a_gpu_names_it_and_takes_as_long_as_its_longest_part():
     seconds = {run: 10.0 * (1 + run.weight_seed) for run in RUNS}
     on_gpu, on_cpu = (Plan(tuple(RUNS), (), seconds, (), 2, 2.0**30, 2.0**20, device) for device in ("gpu", "cpu"))

@@ -118,6 +118,9 @@ class Leg(NamedTuple):
     kept: Layers
 
 
+_compiled: set[Any] = set()  # loops
+
+
 class Fleet:
     """Trainings of any lengths, laws and shapes on one GPU."""
 
@@ -156,9 +159,11 @@ class Fleet:
         self._under_way = [squadron for squadron in self._squadrons if squadron[1].embark()]
         if not self._under_way:
             return
-        deadline = self._under_way[0][1].on_card(np.zeros(1, np.int64))
+        for _, squadron in self._under_way:  # before a clock runs
+            squadron.compile()
+        self._deadline = self._under_way[0][1].on_card(np.zeros(1, np.int64))
         for _, squadron in self._under_way:  # only now: a copy to the card waits for all that was launched before
-            squadron.launch(seconds, deadline)
+            squadron.launch(seconds, self._deadline)
 
     def land(self) -> dict[int, Leg]:
         """Wait for the launch; the trainings that it moved, by their number. None is left: an empty one."""
@@ -247,16 +252,29 @@ class _Squadron:
         """A copy in the card's memory."""
         return self._cuda.to_device(array)
 
+    def compile(self) -> None:
+        """Have the loop compiled, by a launch in which no run has a step to do."""
+        if self._loop in _compiled:
+            return
+        whole = self._whole.copy()
+        whole[:, STOP] = whole[:, STEP]
+        self._call(1, self.on_card(whole), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
+        self._stream.synchronize()
+        _compiled.add(self._loop)
+
     def launch(self, seconds: float, deadline: Any) -> None:
         """Set the blocks to work, until the deadline that the first of them sets."""
-        blocks, budget, speed = len(self._moved), 1, 1.0  # of a simulated clock
+        budget, speed = 1, 1.0  # of a simulated clock
         if not PLAIN_PYTHON:
             budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
+        self._call(len(self._moved), self._on_card[0], deadline, budget, speed)
+
+    def _call(self, blocks: int, whole: Any, deadline: Any, budget: int, speed: float) -> None:
         with _uncollected(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
             self._loop[blocks, self._threads, self._stream, self._shared](
                 self._order,
-                self._on_card[0],
+                whole,
                 self._numbers,
                 self._laws,
                 self._rooms[0],
@@ -291,9 +309,14 @@ class _Squadron:
 
     @property
     def share(self) -> float:
-        """Of the card, that a block takes: of the registers of one of its processors."""
-        of_processor = 1 / max(1, _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads))
-        return of_processor if PLAIN_PYTHON else of_processor / self._cuda.get_current_device().MULTIPROCESSOR_COUNT
+        """Of the card, that a block takes: of the registers or of the memory of one of its processors."""
+        at_once = _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads)
+        if PLAIN_PYTHON:
+            return 1 / max(1, at_once)
+        card = self._cuda.get_current_device()
+        bytes_of_block = self._kind.fixed_bytes + self._shared
+        at_once = min(at_once, card.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // bytes_of_block)
+        return 1 / max(1, at_once) / card.MULTIPROCESSOR_COUNT
 
     def _left(self) -> np.ndarray:
         return self._stops - self._whole[:, STEP]

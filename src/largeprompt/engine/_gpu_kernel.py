@@ -34,11 +34,11 @@ from ._gpu_kinds import (
     Kind,
 )
 from ._gpu_prompts import drawing_ahead, sums_over_tokens
-from ._gpu_weights import copy, silence, weights_in_memory, weights_on_chip
+from ._gpu_weights import copy, weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
-from ._weights import begin_look, begin_slopes, little, look, move, set_moved, slopes, u
+from ._weights import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 u32 = np.uint32
@@ -209,10 +209,10 @@ def train(kind: Kind) -> Any:
             all_little = all_agree(diverged >= 0 or little(square, far, mates))
             if diverged < 0 and not own_move(second, soft, line, all_little, far):
                 diverged = step
-                gone[layer] = True
+                if mate == 0:
+                    gone[layer] = True
             step += 1
-            if step == due:
-                together()
+            if step == due:  # each thread copies what it has moved
                 own_copy(second, soft, line, kept[u(run), u(mark)], offset, True)
                 mark += 1
                 due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1

@@ -6,12 +6,14 @@ import numpy as np
 
 from ._gpu_tokens import SUMS
 from ._target import WARP
+from ._tokens import SHORT
 
 f32, f64 = np.float32, np.float64
 PROMPTS = 4 * WARP  # at most, that a block has threads for at a time
 MOST_PARTS = 4  # threads of a prompt
 REGISTERS = 128  # of a thread: a block of the most threads takes all that there are
-_SHARED_BYTES = 47 * 1024  # of a block, without asking the driver for more
+_MOST_BYTES = 48 * 1024 - 8  # that a block shares without asking the driver for more, and `gone` in the loop
+_SHARED_BYTES = 47 * 1024  # of them, in what follows
 _ON_CHIP_BYTES = 8 * 1024  # of weights: more than that would leave no room beside it
 _DRAWN_BYTES = 22 * 1024  # handed over between the threads of a prompt
 
@@ -102,6 +104,15 @@ class Kind(NamedTuple):
         return sum(heads.bytes(self.d + 1) for heads in self.layers) <= _ON_CHIP_BYTES
 
     @property
+    def _weights_bytes(self) -> int:
+        return sum(heads.bytes(self.d + 1) for heads in self.layers) if self.on_chip else 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of a block, whatever the threads of a prompt: weights, what is handed over, which layer has diverged."""
+        return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.prompts + 8
+
+    @property
     def staged(self) -> int:
         """Prompts whose readings a block shares at a time."""
         lanes = self.prompts
@@ -121,10 +132,12 @@ class Kind(NamedTuple):
 
     @property
     def helped(self) -> bool:
-        """Whether a second thread of a prompt draws what is random beside the tokens: then a block shares it."""
+        """Whether a second thread of a prompt draws for the first: then a block shares what it draws."""
         one_head = self.softmax is not None and all(heads.number == 1 for heads in self.layers)
-        finite = not (self.few or self.infinite)
-        return finite and one_head and 4 * (3 + self.rows_across + 4) * self.prompts <= _DRAWN_BYTES
+        if self.few or self.infinite or not one_head:
+            return False
+        drawn, sums = (4 * self.prompts * rows for rows in (3 + self.rows_across + 4, (SUMS + 1) * (MOST_PARTS - 1)))
+        return drawn <= _DRAWN_BYTES and self._weights_bytes + drawn + sums <= _MOST_BYTES
 
     @property
     def instance_rows(self) -> int:
@@ -138,7 +151,7 @@ class Kind(NamedTuple):
         They lie where the thread that reads them then puts readings: it must not meet another's.
         """
         rows = self._room // (4 * (self.prompts + 1)) - self.instance_rows
-        return max(0, rows) // 4 if self.helped and self.staged == self.prompts else 0
+        return min(max(0, rows) // 4, SHORT // 2) if self.helped and self.staged == self.prompts else 0
 
     @property
     def drawn_rows(self) -> int:

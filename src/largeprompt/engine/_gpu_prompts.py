@@ -50,7 +50,7 @@ def drawing_ahead(kind: Kind) -> tuple[Any, Any, Any, Any]:
 
 
 def sums_over_tokens(kind: Kind) -> Any:
-    """`s.sums` of all softmax heads, by all threads of the block; short prompts' tokens by the first thread alone."""
+    """`s.sums` of all softmax heads, by all threads of the block; of a short prompt one draws and one adds up."""
     (m, n), prompts, linear = kind.columns, kind.prompts, kind.linear is not None
     xi_rows, helped, most_ahead = kind.rows_across, kind.helped, kind.pairs_ahead
     apart = prompts + 1  # of tokens drawn ahead, as of readings

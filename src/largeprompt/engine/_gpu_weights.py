@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from numba import cuda as _cuda  # an extra
 from numba import types
 
@@ -12,7 +11,6 @@ from ._target import PLAIN_PYTHON, across, mate, mates, tuned
 from ._weights import Weights, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
-f32 = np.float32
 real32, real64 = types.float32, types.float64  # of arrays
 
 
@@ -52,20 +50,6 @@ def _exchange(array, h, a, i, row, at, there):
         row[u(at)] = array[u(h), u(a), u(i)]
     else:
         array[u(h), u(a), u(i)] = row[u(at)]
-
-
-@on_lanes
-def silence(w):
-    """Û = 0 and v̂ = 0."""
-    tuned()
-    heads, D, d = w.U_hat.shape
-    for h in range(heads):
-        i = mate(w.mate)
-        while i < D:
-            w.v_hat[u(h), u(i)] = f32(0)
-            for j in range(d):
-                w.U_hat[u(h), u(i), u(j)] = f32(0)
-            i += mates(w.mates)
 
 
 def weights_on_chip(heads: Heads, kind: Kind, layer: int):

@@ -17,7 +17,7 @@ from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
 from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
 from ._target import tuned
 from ._tokens import WIDE
-from ._weights import begin_look, begin_slopes, little, look, move, set_moved, slopes
+from ._weights import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
@@ -101,15 +101,6 @@ def _gradients(d, w, first, readings, valid, law, s):
                 _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
 
 
-@on_lanes
-def _silence(w):
-    for h in range(w.U_hat.shape[0]):
-        for i in range(w.U_hat.shape[1]):
-            w.v_hat[h, i] = f32(0)
-            for j in range(w.U_hat.shape[2]):
-                w.U_hat[h, i, j] = f32(0)
-
-
 @assembled
 def _descend(w, law, rate, far):
     begin_slopes(w, law.B, law.plain)
@@ -144,7 +135,7 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                 begin_look(soft, law.B, law.Bq, law.plain)
                 look(soft, law.B, law.plain)
                 if diverged[0] >= 0:  # it stays as it was, but the other must not see such numbers
-                    _silence(soft)
+                    silence(soft)
             if linear:
                 begin_look(line, law.B, law.Bq, law.plain)
                 look(line, law.B, law.plain)

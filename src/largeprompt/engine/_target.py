@@ -154,10 +154,9 @@ def _together(context):
     """Wait until all threads that share a step have come here, and see what they wrote."""
 
     def generate(context, builder, signature, arguments):
-        if _on_gpu(context):
-            name = "llvm.nvvm.barrier0"
-            barrier = builder.module.globals.get(name)
-            builder.call(barrier or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), name), [])
+        name = "llvm.nvvm.barrier0"
+        barrier = builder.module.globals.get(name)
+        builder.call(barrier or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), name), [])
         return context.get_dummy_value()
 
     return types.none(), generate

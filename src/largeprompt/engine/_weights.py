@@ -211,6 +211,20 @@ def look(w, B, plain):
 
 
 @on_matrices
+def silence(w):
+    """Û = 0 and v̂ = 0, instead of a look."""
+    tuned()
+    heads, D, d = w.U_hat.shape
+    for h in range(heads):
+        i = mate(w.mate)
+        while i < D:
+            w.v_hat[u(h), u(i)] = 0.0
+            for j in range(d):
+                w.U_hat[u(h), u(i), u(j)] = 0.0
+            i += mates(w.mates)
+
+
+@on_matrices
 def begin_slopes(w, B, plain):
     r"""Of the slopes in K, Q and v, the one in v, in the room of v, and what the others need.
 

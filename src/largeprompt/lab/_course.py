@@ -20,7 +20,7 @@ from ._weights import Matrices, circuits, matrices, with_matrices
 
 _evaluating, _setting_up = threading.Lock(), threading.Lock()  # runs side by side share one compilation
 _TOGETHER = (1, 16, 64)  # layers whose risk is evaluated at once: few numbers of them, since each is compiled
-_TOGETHER_ON_GPU = (512,)
+_TOGETHER_ON_GPU = (512, 64, 16, 1)  # the first of these for which there is room
 
 
 class Stretch(NamedTuple):
@@ -142,16 +142,24 @@ def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any =
 
 def warm_up(setting: Run, gpu: Any) -> None:
     """Compile what evaluates many risks of a setting at once, for the GPU given."""
-    n = _TOGETHER_ON_GPU[-1]
     for member, layer in enumerate(setting.layers()):
-        stack = jax.tree.map(lambda leaf: np.stack([leaf] * n) if eqx.is_array(leaf) else leaf, layer)
-        _evaluated_on(gpu, setting, member, stack, n)
+        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None] if eqx.is_array(leaf) else leaf, layer)
+        _evaluated_on(gpu, setting, member, one, 1)
 
 
 def _evaluated_on(gpu: Any, setting: Run, member: int, stack: AbstractLayer, n: int) -> np.ndarray:
     with _evaluating, jax.default_device(gpu) if gpu else contextlib.nullcontext():
         functions = risks(setting) if gpu is None else _on_gpu(setting, gpu)
-        return _evaluated(functions[member], stack, n, _TOGETHER if gpu is None else _TOGETHER_ON_GPU)
+        return _evaluated(
+            functions[member], stack, n, _TOGETHER if gpu is None else (_most_on_gpu(functions[member], gpu),)
+        )
+
+
+def _most_on_gpu(function: AbstractRisk, gpu: Any) -> int:
+    """How many layers at once: what they take for a while is about twice the numbers of the function for each."""
+    there = (gpu.memory_stats() or {}).get("bytes_limit", 2**32)
+    own = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(function, eqx.is_array)))
+    return next((n for n in _TOGETHER_ON_GPU if 4 * n * own <= there), 1)
 
 
 def _joined(*leaves: Any) -> Any:

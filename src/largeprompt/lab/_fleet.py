@@ -51,8 +51,10 @@ def carried_out_together(
         try:
             work.carry_out()
         except BaseException:  # an interrupt, or the failure of one: the others keep what they have
-            work.record()
-            work.save()
+            try:
+                work.record()
+            finally:
+                work.save()
             raise
     return [found if found is not None else work.results.get(i) for i, found in enumerate(results)]
 
@@ -66,6 +68,7 @@ class _Work:
         self._sittings: dict[int, Sitting] = {}
         self._claims: dict[int, contextlib.ExitStack] = {}
         self._ahead: dict[int, tuple[State, list[Stretch]]] = {}  # where a run is, and what is not recorded of its way
+        self._failed: set[int] = set()  # to be written
         self.results: dict[int, xr.Dataset] = {}
 
     def take(self, i: int, sitting: Sitting, claim: contextlib.ExitStack) -> None:
@@ -108,7 +111,7 @@ class _Work:
                 recorded = landed if whole and chosen else recorded
                 for i, step in told.items():
                     self._watcher.moved(self._sittings[i].run, step, speeds.get(i, 0.0), self._sittings[i].course.risk)
-                for i in [i for i, sitting in list(self._sittings.items()) if sitting.course.due is None]:
+                for i in [i for i in list(self._sittings) if self._is_to_be_written(i)]:
                     ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
                 for end in [end for end in ending if end.done()]:
                     end.result()  # or what went wrong
@@ -119,10 +122,17 @@ class _Work:
             end.result()
 
     def record(self) -> None:
-        """Take down where all runs are, unless it takes long to know how."""
-        if self._preparing and self._prepared.wait(PATIENCE):
-            chosen = list(self._ahead)
-            self._record(chosen, self._risks(chosen))
+        """Take down where all runs are, as far as that can be done and does not take long."""
+        if self._preparing and not self._prepared.wait(PATIENCE):
+            self._watcher.noticed("stopped before risks could be evaluated: runs go on from their last checkpoint")
+        elif self._preparing:
+            for setting in {self._sittings[i].course.setting for i in self._ahead}:
+                chosen = [i for i in self._ahead if self._sittings[i].course.setting == setting]
+                with contextlib.suppress(Exception):  # one that cannot be evaluated costs no other
+                    self._record(chosen, self._risks(chosen))
+
+    def _is_to_be_written(self, i: int) -> bool:
+        return self._sittings[i].course.due is None and i not in self._failed
 
     def _is_at_its_end(self, i: int) -> bool:
         return self._ahead[i][0].step == self._sittings[i].run.steps
@@ -154,6 +164,7 @@ class _Work:
             with jax.default_device(jax.devices("cpu")[0]):
                 self.results[i] = sitting.finish()
         except BaseException:
+            self._failed.add(i)
             self._sittings[i] = sitting  # its checkpoint is kept with the others'
             raise
         self._claims.pop(i).close()

@@ -69,7 +69,8 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
     from largeprompt.engine import Fleet, Voyage  # imports a compiler
 
     speeds, shares, names = {}, {}, list(kinds)
-    for some in (names[i : i + _AT_ONCE] for i in range(0, len(names), _AT_ONCE)):
+    while names:
+        some = names[:_AT_ONCE]
         runs = [kinds[name] for name in some]
         with jax.default_device(jax.devices("cpu")[0]):
             fleet = Fleet([Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
@@ -77,9 +78,10 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
         began = time.monotonic()
         then = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS).items()}
         taken = max(time.monotonic() - began, 1e-9)
-        for i, (name, share) in enumerate(zip(some, fleet.shares, strict=True)):
-            moved = (then[i] - first[i]) / taken if i in then else first[i] / (_LAUNCH_SECONDS / 10)
-            speeds[name], shares[name] = moved, share
+        for i in sorted({*first, *then}):  # others had no room beside these
+            moved, seconds = (then[i] - first.get(i, 0), taken) if i in then else (first[i], _LAUNCH_SECONDS / 10)
+            speeds[some[i]], shares[some[i]] = moved / seconds, fleet.shares[i]
+        names = [name for name in names if name not in speeds]
     return speeds, shares
 
 
