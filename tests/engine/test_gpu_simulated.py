@@ -10,7 +10,8 @@ import pytest
 
 import gpu_in_simulation as simulation
 from engine_catalogue import flat
-from gpu_in_simulation import DIVERGING, DIVERGING_MARKS, RUNS, TRIALS, Findings, Trial
+from gpu_in_simulation import Findings
+from gpu_trials import DIVERGING, DIVERGING_MARKS, DIVERGING_STOP, RUNS, TRIALS, Trial, unlike
 from largeprompt import lab
 from largeprompt.engine import FusedTrainer
 
@@ -80,12 +81,12 @@ def test_trials_are_of_the_kinds_that_their_names_say(found):
 def test_a_layer_that_diverges_stays_and_the_other_goes_on(found, name):
     trial, own = DIVERGING[name], found.of(f"diverging/{name}")
     trainer = FusedTrainer(trial.training, trial.layers)
-    end = trainer.advance(trial.start, simulation.DIVERGING_STOP)
+    end = trainer.advance(trial.start, DIVERGING_STOP)
     gone = {"linear": [True, False], "softmax": [True, False], "both": [True, True]}[name]
     assert [at is not None for at in end.diverged] == gone
     assert [None if at < 0 else at for at in own["diverged"]] == list(end.diverged)
     assert tuple(own["steps"]) == DIVERGING_MARKS
-    assert own["way"].tolist() == [simulation.DIVERGING_STOP]
+    assert own["way"].tolist() == [DIVERGING_STOP]
     for stop, row in zip(DIVERGING_MARKS, own["kept"], strict=True):
         assert_is_that_of_the_processor(row, trial, stop)
 
@@ -122,13 +123,13 @@ def test_a_block_that_begins_after_the_deadline_leaves_its_run_for_the_next_laun
         np.testing.assert_array_equal(late[part], whole[part])
 
 
-@pytest.mark.parametrize("i", range(len(simulation.unlike())))
+@pytest.mark.parametrize("i", range(len(unlike())))
 @pytest.mark.parametrize("how", ["together", "cut"])
 def test_unlike_trainings_together_end_where_each_does_alone(found, how, i):
     alone, beside = found.of(f"fleet/alone/{i}"), found.of(f"fleet/{how}/{i}")
     for part in ("steps", "kept", "end", "diverged"):
         np.testing.assert_array_equal(beside[part], alone[part])
-    voyage = simulation.unlike()[i]
+    voyage = unlike()[i]
     assert tuple(alone["steps"]) == tuple(voyage.marks)
     every = list(range(voyage.state.step + 1, voyage.stop + 1))
     assert beside["way"].tolist() == (every if how == "cut" else every[-1:])
