@@ -71,12 +71,12 @@ class Forks:
 def serve(carry_out):
     """Fork a child for every request, which carries it out and ends as a process of its own would."""
     warnings.simplefilter("ignore")  # JAX warns of forks; nothing of it has run here yet
-    print("ready", flush=True)
+    _say("ready")
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             _child(json.loads(line), carry_out)
-        print(pid, flush=True)
+        _say(pid)
         threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
@@ -98,6 +98,11 @@ def _child(request, carry_out):
         os._exit(status)
 
 
+def _say(*words):
+    """A line as one piece: one child may end while the next is being announced."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def _reap(pid):
     _, status = os.waitpid(pid, 0)
-    print(pid, os.waitstatus_to_exitcode(status), flush=True)
+    _say(pid, os.waitstatus_to_exitcode(status))

@@ -27,10 +27,11 @@ fsspec.register_implementation("plain", Plain, clobber=True)
 
 @pytest.fixture(params=["memory://runs", "plain://deep/runs/"])
 def remote(request):
-    yield lab.store_at(request.param)
+    """Empty, whatever else this process has kept in memory."""
     for kind in (MemoryFileSystem, Plain):
         kind.store.clear()
         kind.pseudo_dirs[:] = [""]
+    return lab.store_at(request.param)
 
 
 class Stopping(lab.Watcher):
