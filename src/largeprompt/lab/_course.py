@@ -69,7 +69,9 @@ class Course:
 
     def add(self, state: State) -> None:
         """Record a state."""
-        add([self], [alone(state)])
+        stretch = alone(state)
+        ((risk, stderr),) = risks_of([self], [stretch])
+        self.extend(stretch, risk, stderr)
 
     def extend(self, stretch: Stretch, risk: np.ndarray, stderr: np.ndarray) -> None:
         """Record some states with the risks of their members; of one that has diverged nothing is known any more."""
@@ -109,12 +111,6 @@ class Course:
         """Go on after rows recorded before."""
         self._count = len(next(iter(arrays.values()))) if arrays else 0
         self._blocks = [arrays] if self._count else []
-
-
-def add(courses: Sequence[Course], stretches: Sequence[Stretch]) -> None:
-    """Record states of several runs, in this order."""
-    for course, stretch, (risk, stderr) in zip(courses, stretches, risks_of(courses, stretches), strict=True):
-        course.extend(stretch, risk, stderr)
 
 
 def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None) -> list[np.ndarray]:
