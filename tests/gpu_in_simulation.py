@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,11 +34,11 @@ class Watching(lab.Watcher):
     """Writes down what it is told; has Ctrl-C pressed, or fails, when a run has come to a step."""
 
     def __init__(self, pressed_at: int | None = None, fails_at: int | None = None):
-        self.risks, self.ends, self._pressed_at, self._fails_at = [], [], pressed_at, fails_at
+        self.risks, self.ends, self._pressed_at, self._fails_at = {}, [], pressed_at, fails_at
 
     def moved(self, run, step, speed, risk):
         if risk:
-            self.risks.append((step, *risk))
+            self.risks[run.hash] = (step, *risk)
         if self._pressed_at == step:
             os.kill(os.getpid(), signal.SIGINT)
         if self._fails_at == step:
@@ -84,6 +85,36 @@ def blocks_in_turn() -> Iterator[None]:
         return 5 * thread.blockIdx.x
 
     with patch.object(_gpu_kernel, "nanoseconds", nanoseconds):
+        yield
+
+
+class AtOnce(Executor):
+    """Carries out what it is given before it gives back its future."""
+
+    def submit(self, what, /, *arguments, **named):
+        done = Future()
+        try:
+            done.set_result(what(*arguments, **named))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+@contextlib.contextmanager
+def nothing_late() -> Iterator[None]:
+    """Risks can be evaluated when the first launch lands, and results are written at once, however slow the machine."""
+    from largeprompt.lab import _fleet
+
+    move = _fleet._Work._move
+
+    def moved(self, i, leg):
+        self._prepared.wait()
+        return move(self, i, leg)
+
+    with (
+        patch.object(_fleet._Work, "_move", moved),
+        patch.object(_fleet, "ThreadPoolExecutor", lambda threads: AtOnce()),
+    ):
         yield
 
 
@@ -222,26 +253,28 @@ def sweeps(found: Findings, folder: Path) -> None:
     began = time.monotonic()
     lab.sweep(RUNS, store, device="gpu", watcher=watching)
     seconds = time.monotonic() - began
-    found.put("sweep/whole", {"found": watching.ends, "risks": watching.risks, "seconds": seconds})
+    found.put("sweep/whole", {"found": watching.ends, "seconds": seconds})
+    found["sweep/whole/risks"] = np.array([watching.risks[run.hash] for run in RUNS[:3]])
     with patch.object(Fleet, "launch", side_effect=AssertionError("a result was there already")):
         again = Watching()
         lab.sweep(RUNS, store, device="gpu", watcher=again)
         found.put("sweep/again", {"found": again.ends})
 
     store = lab.Store(folder / "interrupted")
-    with launches_of(2), contextlib.suppress(lab.Interrupted):
+    with launches_of(2), nothing_late(), contextlib.suppress(lab.Interrupted):
         lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=2))  # the launch after that is under way
         found["sweep/interrupted/not"] = np.array(True)
 
     store = lab.Store(folder / "failed")
-    with launches_of(2):
+    with launches_of(2), nothing_late():
         try:
             lab.sweep(RUNS, store, device="gpu", watcher=Watching(fails_at=4))
         except OSError as error:
             found["sweep/failed/said"] = np.array(str(error))
 
     store = lab.Store(folder / "full")
-    with launches_of(1), patch.object(lab.Store, "save", side_effect=OSError(28, "No space left on device")):
+    full = patch.object(lab.Store, "save", side_effect=OSError(28, "No space left on device"))
+    with launches_of(1), nothing_late(), full:
         try:
             lab.sweep(RUNS[-1:] + RUNS[:1], store, device="gpu")
         except OSError as error:
@@ -256,7 +289,7 @@ def sweeps(found: Findings, folder: Path) -> None:
         return evaluated(courses, stretches, gpu)
 
     evaluated = _fleet.risks_of
-    with launches_of(2), patch.object(_fleet, "risks_of", only_isotropic):
+    with launches_of(2), nothing_late(), patch.object(_fleet, "risks_of", only_isotropic):
         try:
             lab.sweep(RUNS[:3], store, device="gpu")
         except MemoryError as error:
