@@ -285,6 +285,17 @@ def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
         swept(runs_of(1), lab.store_at("memory://here"), cluster.address)
 
 
+def test_a_task_of_a_driver_that_has_taken_its_mark_back_is_given_again(cluster, store):
+    (run,) = runs_of(1)
+    left = _worker.Order(_cluster._where(store), "left", ".sweep-left", 30.0)
+    with Client(cluster.address, set_as_default=False) as client:
+        key = f"largeprompt-{run.hash}-{_cluster._place(store)}"
+        future = client.submit(_worker.carry_out, run.canonical, left, key=key)
+        assert future.result().status == "elsewhere"
+        assert swept([run], store, cluster.address) == (1, 0, 1, ())
+    assert store.finished(run.hash)
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://here:9"])
 def test_a_wrong_scheduler_is_one_line(address, store, monkeypatch):
     monkeypatch.setattr(_cluster, "_CONNECT_SECONDS", 0.5)

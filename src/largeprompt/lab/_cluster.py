@@ -284,11 +284,12 @@ class _Driver:
         """What became of a run: whether to submit it again, and the seconds it took."""
         for note in told.notes:
             self._watcher.noticed(note)
+        # another driver had submitted it first, and was interrupted, or took its mark back with it
+        if told.status == "interrupted" or (told.status == "elsewhere" and told.session != self._order.session):
+            return self._again(run), 0.0
         if told.status == "elsewhere":
             where = f"the worker on {told.machine} does not see the store {store_at(self._order.store).location}"
             raise ValueError(f"{where}; it must be a folder that all machines share, or an address such as s3://…")
-        if told.status == "interrupted":  # by another driver, who had submitted it first
-            return self._again(run), 0.0
         if told.status == "failed":
             self._give_up(run, told.message)
         return False, told.seconds

@@ -28,9 +28,12 @@ class Order(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What became of a run: `finished`, `found` finished, `failed`, `interrupted`, or `elsewhere`: another store."""
+    """What became of a run: `finished`, `found` finished, `failed`, `interrupted`, or `elsewhere`: another store.
 
-    address: str
+    `session` is that of the sweep which ordered it: drivers with the same run share a task.
+    """
+
+    session: str
     status: str
     seconds: float
     machine: str
@@ -61,7 +64,7 @@ def carry_out(text: str, order: Order) -> Told:
     address, began, notes = hashlib.sha256(text.encode()).hexdigest(), time.monotonic(), _Notes()
 
     def told(status: str, message: str = "") -> Told:
-        return Told(address, status, time.monotonic() - began, platform.node(), message, tuple(notes.messages))
+        return Told(order.session, status, time.monotonic() - began, platform.node(), message, tuple(notes.messages))
 
     stop = _stop(order.session)
     if stop.is_set():
