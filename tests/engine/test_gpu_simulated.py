@@ -189,9 +189,10 @@ def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_p
         assert kept.header["step"] == 4
     for run, data, expected in zip(RUNS, lab.sweep(RUNS, store), of_processor, strict=True):
         assert_same_results(data, expected)
-        on_both = run in under_way
-        assert store.log(run.hash)["sittings"] == 1 + on_both
-        assert store.log(run.hash)["device"] == ("cpu" if on_both else "gpu")
+        on_both, log = run in under_way, store.log(run.hash)
+        assert log["sittings"] == 1 + on_both
+        assert log["device"] == ("cpu" if on_both else "gpu")
+        assert (0 < log["gpu_seconds"] < log["seconds"]) if on_both else log["gpu_seconds"] == log["seconds"]
 
 
 def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):

@@ -265,7 +265,8 @@ def test_a_checkpoint_that_outlived_its_run_is_cleared_away(store, whole):
 def test_how_the_work_went_is_kept_apart(store):
     lab.train(RUN, store)
     log = json.loads(store.path(RUN.hash, "json").read_text())
-    assert set(log) == {"seconds", "sittings", "machine", "device", "versions", "finished"}
+    assert set(log) == {"seconds", "gpu_seconds", "sittings", "machine", "device", "versions", "finished"}
+    assert log["gpu_seconds"] == 0.0 < log["seconds"]
 
 
 def test_float32_is_refused(monkeypatch):

@@ -106,6 +106,14 @@ def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, t
     assert again.account["cost"].endswith("nothing to compute")
 
 
+def test_the_seconds_of_a_gpu_are_told_apart_from_those_of_cores(stand_ins, tmp_path):
+    job.reproduce("smoke", figures=("9",), out=tmp_path)
+    (log,) = (tmp_path / "runs").glob("*.json")
+    log.write_text(json.dumps(json.loads(log.read_text()) | {"seconds": 5.0, "gpu_seconds": 3.0}))
+    told = job.reproduce("smoke", figures=("9",), out=tmp_path).account["runs"]
+    assert told == {"count": 1, "core_seconds": 2.0, "gpu_seconds": 3.0}
+
+
 def test_a_damaged_or_foreign_file_is_made_anew(stand_ins, tmp_path):
     shelf = Shelf(tmp_path / "pieces")
     shelf.keep(Squares(3), Squares(3).compute())

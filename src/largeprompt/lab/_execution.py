@@ -71,7 +71,7 @@ def train(
 
 def _carried_out(sitting: Sitting, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float) -> xr.Dataset:
     began = saved = time.monotonic()
-    before, cost, speed = sitting.seconds, 0.0, 0.0
+    cost = speed = 0.0
     while (due := sitting.course.due) is not None:
         if sitting.state.step < due:
             speed = _advance(sitting, due, speed)
@@ -80,7 +80,7 @@ def _carried_out(sitting: Sitting, watcher: Watcher, stop: threading.Event, chec
             sitting.course.add(sitting.state)
         watcher.moved(sitting.run, sitting.state.step, speed, sitting.course.risk)
         now = time.monotonic()
-        sitting.seconds = before + now - began
+        sitting.seconds = now - began
         if stop.is_set():
             sitting.save()
             raise Interrupted

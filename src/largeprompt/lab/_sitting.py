@@ -46,6 +46,7 @@ class Sitting:
         self.state = self.trainer.start()
         self.course = Course(run, self.state)
         self.seconds, self._sittings, self._saved_step = 0.0, 1, 0
+        self._earlier: dict[str, float] = {"seconds": 0.0, "gpu_seconds": 0.0}  # by other sittings
         self._resume(watcher)
 
     def _resume(self, watcher: Watcher) -> None:
@@ -60,7 +61,8 @@ class Sitting:
         )
         self.state = State(header["step"], layers, tuple(header["diverged"]))
         self.course.restore({name: array for name, array in found.arrays.items() if name not in state})
-        self.seconds, self._sittings = header["seconds"], header["sittings"] + 1
+        self._earlier = {name: header.get(name, 0.0) for name in self._earlier}
+        self._sittings = header["sittings"] + 1
         self._saved_step = self.state.step
 
     def save(self) -> None:
@@ -70,8 +72,8 @@ class Sitting:
             "run": self.run.canonical,
             "step": self.state.step,
             "diverged": self.state.diverged,
-            "seconds": self.seconds,
             "sittings": self._sittings,
+            **self._spent(),
         }
         arrays = {
             f"state {i} {name}": matrix
@@ -87,10 +89,15 @@ class Sitting:
         data = result(self.run, self.course, self.state.diverged)
         versions = {"largeprompt": __version__, "numpy": np.__version__, "jax": jax.__version__}
         where = {"machine": platform.node(), "device": self._device}
-        log = {"seconds": self.seconds, "sittings": self._sittings, **where, "versions": versions}
+        log = {**self._spent(), "sittings": self._sittings, **where, "versions": versions}
         with self._explaining_a_full_disk():
             self._store.save(self.run.hash, data, log)
         return data
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds of all sittings at this run, and how many of them were a GPU's."""
+        own = {"seconds": self.seconds, "gpu_seconds": self.seconds if self._device == "gpu" else 0.0}
+        return {name: self._earlier[name] + own[name] for name in own}
 
     @contextlib.contextmanager
     def _explaining_a_full_disk(self) -> Iterator[None]:

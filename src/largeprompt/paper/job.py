@@ -238,7 +238,7 @@ class Job:
         """How the work went, as plain data."""
         logs = {run: self.store.log(run.hash) for run in plan.runs}
         spent = {run: float(log.get("seconds", 0.0)) for run, log in logs.items()}
-        by_gpu = sum(spent[run] for run, log in logs.items() if log.get("device") == "gpu")
+        by_gpu = sum(float(log.get("gpu_seconds", 0.0)) for log in logs.values())
         by_cores = sum(spent.values()) - by_gpu
         spent |= {piece: float(results[piece].attrs.get("seconds", 0.0)) for piece in plan.pieces}
         of_figures = {
