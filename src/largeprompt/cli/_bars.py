@@ -10,6 +10,11 @@ from largeprompt.lab import Run, Watcher
 from ._app import errors
 
 
+def in_words(risk: Sequence[float]) -> str:
+    """The latest risk of each member of a run; nothing before one is known."""
+    return "risk " + ", ".join(f"{value:.4f}" for value in risk) if risk else ""
+
+
 class Bars(Watcher):
     """Steps a second, time left and the latest risk of every run at work; nothing where there is no terminal."""
 
@@ -38,8 +43,7 @@ class Bars(Watcher):
     def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
         if run.hash not in self._bars:
             self._bars[run.hash] = self._progress.add_task(run.title, total=run.steps, speed="", risk="")
-        told = "risk " + ", ".join(f"{value:.4f}" for value in risk) if risk else ""
-        self._progress.update(self._bars[run.hash], completed=step, speed=f"{speed:.0f}/s", risk=told)
+        self._progress.update(self._bars[run.hash], completed=step, speed=f"{speed:.0f}/s", risk=in_words(risk))
         self._go_on(run, step)
 
     def ended(self, run: Run, found: bool) -> None:

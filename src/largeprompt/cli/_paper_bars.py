@@ -11,6 +11,7 @@ from largeprompt.paper import Listener, Plan
 from largeprompt.paper.pieces import AbstractPiece
 
 from ._app import errors
+from ._bars import in_words
 
 _EVERY = 60.0  # seconds between lines where there is no terminal
 
@@ -42,8 +43,7 @@ class PaperBars(Listener):
         self._progress.stop()
 
     def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
-        told = ": risk " + ", ".join(f"{value:.4f}" for value in risk) if risk else ""
-        self._advance(run, step / max(run.steps, 1), f"{run.title}{told}")
+        self._advance(run, step / max(run.steps, 1), ": ".join(filter(None, (run.title, in_words(risk)))))
 
     def ended(self, run: Run, found: bool) -> None:
         with self._lock:

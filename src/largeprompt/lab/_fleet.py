@@ -26,7 +26,6 @@ from ._sitting import Interrupted, Sitting, Watcher
 from ._store import AbstractStore
 from ._verdict import bayes, yardstick
 
-MOST = 512  # runs at a time: each holds a file open, its lock
 SECONDS, LONGEST = 1.0, 3.0  # of a launch
 RECORDED_EVERY = 15.0  # seconds
 PATIENCE = 10.0  # seconds that an interrupt waits for what is needed to record where runs are

@@ -11,13 +11,12 @@ from largeprompt._device import Device
 from ._engines import with_engines
 from ._run import Run
 from ._store import AbstractStore
-from ._sweep import place_for
+from ._sweep import MOST_ON_GPU, place_for
 from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
 _LAUNCH_SECONDS = 0.3  # on a GPU
 _AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
-_MOST = 512  # runs that are carried out side by side there
 
 
 class Forecast(NamedTuple):
@@ -53,11 +52,11 @@ def forecast(
         each[run] = (run.steps - _done(named[run], store)) / speeds[kind]
         sizes.append(recorded_bytes(run))
     # rows as they come, once more as one array, once more as the file's bytes
-    held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, min(len(together), _MOST))])
+    held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, min(len(together), MOST_ON_GPU))])
     longest = max((each[run] for run in together), default=0.0)
     crowd = max(1.0, sum(each[run] * shares[_kind(named[run])] for run in together) / longest) if longest else 1.0
     each |= {run: each[run] * crowd for run in together}
-    seconds = longest * max(crowd, math.ceil(len(together) / _MOST))
+    seconds = longest * max(crowd, math.ceil(len(together) / MOST_ON_GPU))
     seconds += _makespan([each[run] for run in to_do if not (on_gpu and named[run].engine == "fused")], jobs)
     return Forecast(seconds, _peak_memory() + held, sum(sizes), each)
 

@@ -15,6 +15,8 @@ from ._run import Run
 from ._sitting import Interrupted, Watcher
 from ._store import AbstractStore
 
+MOST_ON_GPU = 512  # runs side by side: each holds a file open, its lock
+
 
 def usable_cores() -> int:
     """The cores that this process may use."""
@@ -109,12 +111,12 @@ class _Work:
 
     def carry_out_on_gpu(self) -> None:
         """Those that can be, as many at a time as one process should hold; the others stay in line."""
-        from ._fleet import MOST, carried_out_together  # imports a compiler
+        from ._fleet import carried_out_together  # imports a compiler
 
         named = with_engines(self._runs)
         able = [i for i in self._waiting if named[i].engine == "fused"]
-        for first in range(0, len(able), MOST):
-            batch = able[first : first + MOST]
+        for first in range(0, len(able), MOST_ON_GPU):
+            batch = able[first : first + MOST_ON_GPU]
             options = self._store, self._watcher, self.stop, self._checkpoint_seconds
             with _interrupts_heard(self.stop):
                 found = carried_out_together([self._runs[i] for i in batch], *options)
