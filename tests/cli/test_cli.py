@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from largeprompt.cli._output import interrupts_brought_back
+
 
 def largeprompt(*arguments, **options):
     # a narrow terminal without colours, whatever the machine; compiled as fast as in the other tests
@@ -79,6 +81,42 @@ def test_help_and_version(command):
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", output)
 
 
+@pytest.mark.parametrize("ends_too", [False, True])
+def test_an_interrupt_that_a_callback_drops_comes_again(ends_too, capsys):
+    class Dropping:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def work():
+        one = Dropping()
+        del one
+        for _ in range(6000):
+            time.sleep(0.01)
+
+    with contextlib.ExitStack() as handlers:
+        # as in the background of a shell, where only the batch system's signal is heard; or as on a terminal
+        heard = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.default_int_handler}
+        alone = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        for number, handler in (heard if ends_too else alone).items():
+            handlers.callback(signal.signal, number, signal.signal(number, handler))
+        with pytest.raises(KeyboardInterrupt), interrupts_brought_back():
+            work()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_else_a_callback_drops_is_told_as_ever(monkeypatch):
+    class Failing:
+        def __del__(self):
+            raise ValueError("an unlucky end")
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with interrupts_brought_back():
+        one = Failing()
+        del one
+    assert [str(dropped.exc_value) for dropped in told] == ["an unlucky end"]
+
+
 def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):
     out = tmp_path / "out"
     # a shell's background job, which these tests may be, ignores interrupts, and so would what it starts
@@ -89,12 +127,11 @@ def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):
         while not out.exists() and process.poll() is None:
             time.sleep(0.05)
         time.sleep(1)  # now it measures
-        while process.poll() is None:
-            # again if need be: Python drops an interrupt that meets it inside a callback
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-        _, errors = process.communicate()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "interrupted" in errors

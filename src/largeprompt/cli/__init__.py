@@ -10,12 +10,14 @@ from . import _runs as _runs
 from . import _sweep as _sweep
 from . import _train as _train
 from ._app import app, errors
+from ._output import interrupts_brought_back
 
 
 def main() -> None:
     """Run the command line; what a user did wrong is one line on the error stream, never a traceback."""
     try:
-        app()
+        with interrupts_brought_back():
+            app()
     except (ValueError, OSError) as error:
         errors.print(f"largeprompt: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -1,9 +1,11 @@
-"""What the commands share: progress, files, tables, JSON."""
+"""What the commands share: progress, interrupts, files, tables, JSON."""
 
+import _thread
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +47,28 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
         os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interrupts_brought_back() -> Iterator[None]:
+    """One that meets Python inside a callback, such as the garbage collector's, is dropped there, with a traceback."""
+    before = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        ends_too = callable(signal.getsignal(signal.SIGTERM))  # heard even where Ctrl-C is not, in a shell's background
+        # a moment later, when the callback is over
+        again = threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM if ends_too else signal.SIGINT])
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def device_of(place: Any) -> Any:
