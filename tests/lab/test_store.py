@@ -234,6 +234,13 @@ def test_runs_are_found_by_the_beginning_of_their_hash(store):
         store.find("")
 
 
+def test_a_store_prints_where_it_is_and_what_it_holds(store, tmp_path):
+    lab.train(RUN, store)
+    interrupted_at(20, store, dataclasses.replace(RUN, L=5))
+    assert repr(store) == f"Store({store.location!r}: 1 finished, 1 with a checkpoint)"
+    assert repr(lab.Store(tmp_path / "none")) == f"Store({str(tmp_path / 'none')!r}: no such folder yet)"
+
+
 def test_a_run_that_is_being_worked_on_is_not_removed(store):
     lab.train(RUN, store)
     with store.claim(RUN.hash) as alone:

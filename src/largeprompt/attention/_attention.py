@@ -8,13 +8,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt._typing import BatchLike, Numbers, VectorLike
 from largeprompt.measures import AbstractMeasure, as_measure
 
 Derivatives = TypeVar("Derivatives", bound=eqx.Module)
 
 
-class AbstractLayer(eqx.Module, Generic[Derivatives]):
+class AbstractLayer(AbstractShown, Generic[Derivatives]):
     """A map that sends a prompt, as a measure, and a query token to an output vector."""
 
     @property
@@ -65,7 +66,7 @@ def _map(layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]
     return jax.lax.map(lambda z: layer._output(mu, z), queries, batch_size=_BATCH)
 
 
-class Jacobian(eqx.Module):
+class Jacobian(AbstractShown):
     """Derivatives of the output: `U[i]` is ∂T_i/∂U, `V[i]` is ∂T_i/∂V, `z[i]` is ∂T_i/∂z."""
 
     U: Float[Array, "p D D"]

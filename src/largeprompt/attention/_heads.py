@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 
 from ._attention import AbstractAttention, AbstractLayer, LinearAttention, SoftmaxAttention
@@ -34,7 +35,7 @@ def chain_rule(
     return scale * jnp.einsum("ka,iba->ikb", Q, dU), scale * jnp.einsum("ka,iab->ikb", K, dU)
 
 
-class HeadJacobian(eqx.Module):
+class HeadJacobian(AbstractShown):
     """Derivatives of a head's output, `K[i]` being ∂T_i/∂K and so on; `O` is None where the head has none."""
 
     K: Float[Array, "p k D"]
@@ -130,7 +131,7 @@ class Head(AbstractLayer[HeadJacobian]):
         return HeadJacobian(K=dK, Q=dQ, V=jnp.einsum("ij,k->ijk", self.O, m), O=dO, z=d.z)
 
 
-class MultiHeadJacobian(eqx.Module):
+class MultiHeadJacobian(AbstractShown):
     """Derivatives of the summed output in each head's matrices and in the query."""
 
     heads: tuple[HeadJacobian, ...]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention, merged_form, softmax_form
 from largeprompt.measures import AbstractMeasure, Gaussian
@@ -19,7 +20,7 @@ from largeprompt.measures import AbstractMeasure, Gaussian
 from ._quantities import Form, forms
 
 
-class Rates(eqx.Module):
+class Rates(AbstractShown):
     r"""The constants $c$ of $E\|\hat X_L - X\|^2 \approx c/L$, for the output and its derivatives in V and U."""
 
     output: Float[Array, ""]

@@ -1,14 +1,15 @@
 import math
 
-import equinox as eqx
 import numpy as np
+
+from largeprompt._display import AbstractShown
 
 from ._deviation import Deviation
 from ._fit import fit_power_law
 from ._prediction import Prediction
 
 
-class Comparison(eqx.Module):
+class Comparison(AbstractShown):
     r"""A measured curve beside its prediction, over the longer half of its lengths.
 
     `slope` and `fitted` are those of the power law $c\,L^s$ through the measured points, `predicted_slope` that through

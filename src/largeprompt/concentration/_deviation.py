@@ -1,7 +1,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._device import Device
+from largeprompt._display import AbstractTable, dataset, length_axes
 from largeprompt.attention import AbstractLayer
 from largeprompt.measures import Empirical
 
@@ -22,6 +23,10 @@ from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms,
 from ._query_draws import query_draws
 from ._reliability import interval, reliability
 
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
 LEVELS = (0.05, 0.5, 0.95)
 _QUERIES = 8  # a prompt, where drawing the prompt is the larger cost
 _ALL = 64  # atoms of a law of queries up to which each prompt sees them all
@@ -29,7 +34,7 @@ _HELD = 2**27  # squares, at most
 LONGEST = 2**31 - 1  # tokens of a prompt that is drawn: their count is a whole number of 32 bits
 
 
-class Deviation(eqx.Module):
+class Deviation(AbstractTable):
     r"""How far a quantity of a layer on L tokens is from its limit: the mean of $\|X_L - X\|^2$, for each length.
 
     `stderr` and the 95 % interval from `low` to `high` are over independent prompts; `quantiles` are those of the
@@ -60,6 +65,26 @@ class Deviation(eqx.Module):
         """The power law through the trusted points from the length `at_least` on."""
         keep = (at_least <= self.L) & self.trusted
         return fit_power_law(self.L[keep], self.mean_square[keep], self.stderr[keep])
+
+    def to_dataset(self) -> "xr.Dataset":
+        names = ("mean_square", "stderr", "low", "high", "gap", "gap_stderr", "effective", "tail", "needed", "trusted")
+        return dataset(
+            "L",
+            self.L,
+            {name: getattr(self, name) for name in names} | {"quantiles": ("level", self.quantiles)},
+            {"quantity": self.quantity, "replicates": self.replicates, "method": self.method},
+        ).assign_coords(level=list(self.levels))
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The measured mean squares by length with their 95 % intervals; hollow where they are not to be trusted."""
+        ax = length_axes(ax, self.quantity)
+        for kept, face, label in ((self.trusted, None, "measured"), (~self.trusted, "none", "measured, not trusted")):
+            if np.any(kept):
+                square = self.mean_square[kept]
+                bars = np.maximum([square - self.low[kept], self.high[kept] - square], 0)
+                ax.errorbar(self.L[kept], square, bars, fmt="o", capsize=2, color="C0", mfc=face, label=label)
+        ax.legend()
+        return ax
 
 
 Done = Callable[[int], None]

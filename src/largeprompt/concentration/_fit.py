@@ -1,12 +1,12 @@
 import math
 
-import equinox as eqx
 import numpy as np
 
+from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 
 
-class RateFit(eqx.Module):
+class RateFit(AbstractShown):
     r"""A power law $c\,L^{s}$ fitted to a measured curve, with the standard errors that its own errors imply.
 
     `chi2` over `degrees` tells whether a power law fits at all.

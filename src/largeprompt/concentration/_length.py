@@ -8,6 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._device import Device, checked_device
+from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractLayer
 
 from . import bounds
@@ -22,7 +23,7 @@ _RESOLUTION = 0.05  # of a length that is found by measuring
 _LEAST = 1e-150  # of epsilon: its square is a number still
 
 
-class PromptLength(eqx.Module):
+class PromptLength(AbstractShown):
     r"""The least L with a root mean square error of at most `epsilon`: predicted, measured there, and as bounded.
 
     `L` is a float beyond 2^53, and infinite where no length up to 1e60 does. `measured` is the mean square at L with

@@ -1,7 +1,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import equinox as eqx
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, Shaped
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractTable, dataset, length_axes
 from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention
 from largeprompt.attention import SoftmaxAttention as Softmax
 from largeprompt.measures import AbstractMeasure, Gaussian
@@ -19,12 +20,16 @@ from ._regime import Regime, exponent, own_weight, spread
 from ._reliability import reliability
 from ._spectrum import spectrum
 
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
 _CLOSE = 0.1  # of c/L, where it begins to serve
 _SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
 LONGEST = 1e60  # the exact moments are known up to here
 
 
-class Prediction(eqx.Module):
+class Prediction(AbstractTable):
     r"""The mean of $\|X_L - X\|^2$ that theory predicts, for each length, and the law it follows.
 
     `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
@@ -41,6 +46,27 @@ class Prediction(eqx.Module):
     regime: Regime
     method: str = eqx.field(static=True)
     exact: bool = eqx.field(static=True)
+
+    def to_dataset(self) -> "xr.Dataset":
+        return dataset(
+            "L",
+            self.L,
+            {"mean_square": self.mean_square, "stderr": self.stderr},
+            {
+                "quantity": self.quantity,
+                "regime": self.regime.sentence,
+                "constant": self.constant,
+                "constant_stderr": self.constant_stderr,
+                "method": self.method,
+            },
+        )
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The predicted mean squares by length."""
+        ax = length_axes(ax, self.quantity)
+        ax.plot(self.L.astype(float), self.mean_square, marker=".", color="C1", label="predicted")
+        ax.legend()
+        return ax
 
 
 @overload

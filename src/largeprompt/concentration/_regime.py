@@ -15,13 +15,14 @@ import math
 import equinox as eqx
 import numpy as np
 
+from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractAttention, LinearAttention
 from largeprompt.measures import AbstractMeasure
 
 from ._spectrum import spectrum
 
 
-class Regime(eqx.Module):
+class Regime(AbstractShown):
     r"""How the mean square falls with L: like $L^{-e}$, $e$ the `exponent`.
 
     `spread` is $\theta^2$, whose threshold is ½; `onset` the length from which the first-order law is good to a tenth,

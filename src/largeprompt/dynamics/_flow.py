@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import diffrax
 import equinox as eqx
@@ -9,12 +9,17 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractTable, dataset, named_arrays, time_axes
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
 
 from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
 _WORSE = 2.0  # times the error without control variate: from there on it does harm
@@ -23,7 +28,7 @@ Ending = Literal["completed", "diverged", "out of steps"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
 
 
-class Trajectory(eqx.Module, Generic[Layer]):
+class Trajectory(AbstractTable, Generic[Layer]):
     """A gradient flow, recorded: at `times[i]` the parameters are `layer(i)`.
 
     `risk_stderr` and `gradient_stderr` are the errors left by the nodes or instances that the vector field averages
@@ -62,6 +67,26 @@ class Trajectory(eqx.Module, Generic[Layer]):
             raise ValueError(f"t is {t:g}; the flow was followed up to {self.ended_at:g}")
         interpolation, static, settled = self._dense
         return eqx.combine(interpolation.evaluate(min(t, settled)), static)
+
+    def to_dataset(self) -> "xr.Dataset":
+        names = ("risk", "risk_stderr", "gradient_norm", "gradient_stderr")
+        # ‖U‖² − ‖V‖² is no name that every file format can keep
+        conserved = {f"conserved_{i}": value for i, value in enumerate(self.conserved.values())}
+        data = dataset(
+            "time",
+            self.times,
+            {name: getattr(self, name) for name in names} | conserved | named_arrays(self.layers),
+            {"ending": self.ending, "ended_at": self.ended_at, "steps": self.steps, "method": self.method},
+        )
+        for name, meaning in zip(conserved, self.conserved, strict=True):
+            data[name].attrs["long_name"] = meaning
+        return data
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The risk along the flow."""
+        ax = time_axes(ax, self.times, "risk")
+        ax.plot(self.times, self.risk)
+        return ax
 
 
 def gradient_flow(

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -7,14 +8,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractTable, dataset, time_axes
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractTask, norm
 
 from ._flow import Trajectory, gradient_flow, increasing_times
 
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
 
-class Ladder(eqx.Module):
+
+class Ladder(AbstractTable):
     """Finite-prompt flows beside the infinite one, from one start: row i is at length `Ls[i]`.
 
     `distance` is that of the parameters at equal times. Paper: Lemma E.1 for the distance, Theorem 4.3 for the risks.
@@ -32,6 +38,22 @@ class Ladder(eqx.Module):
     def excess(self) -> Float[Array, " n"]:
         """Final risk of each finite flow above that of the infinite one."""
         return self.risk[:, -1] - self.infinite.risk[-1]
+
+    def to_dataset(self) -> "xr.Dataset":
+        names = ("distance", "risk", "risk_stderr")
+        last = {f"last_{name}": getattr(self, name)[:, -1] for name in names}
+        along = {name: ("time", getattr(self, name)) for name in names}
+        found = dataset("L", self.Ls, last | {"excess": self.excess} | along, {"last_time": float(self.times[-1])})
+        return found.assign_coords(time=self.times).assign(infinite_risk=("time", self.infinite.risk))
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The risks along the flows of all lengths."""
+        ax = time_axes(ax, self.times, "risk")
+        for L, risk in zip(self.Ls, self.risk, strict=True):
+            ax.plot(self.times, risk, label=f"L = {L}")
+        ax.plot(self.times, self.infinite.risk, color="black", label="L = ∞")
+        ax.legend()
+        return ax
 
 
 def flow_ladder(

@@ -5,8 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from largeprompt._display import AbstractShown
 
-class Estimate(eqx.Module):
+
+class Estimate(AbstractShown):
     """A number and its standard error, 0 where the number is exact; `method` says how it was found."""
 
     value: Float[Array, "*shape"]
@@ -29,7 +31,7 @@ def exactly(value: Any, method: str) -> Estimate:
     return Estimate(value, jnp.zeros_like(value), method)
 
 
-class Gradient(eqx.Module):
+class Gradient(AbstractShown):
     """A gradient in a layer's parameters: `layer` has the layer's own shape, and so has `stderr`."""
 
     layer: Any

@@ -1,12 +1,12 @@
 import math
 from typing import Generic
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 from largeprompt.attention import LinearAttention, Merged
 
@@ -15,7 +15,7 @@ from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
 
 
-class Optimum(eqx.Module, Generic[Merged]):
+class Optimum(AbstractShown, Generic[Merged]):
     """A layer and its risk."""
 
     attention: Merged

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize, minimize_scalar
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt.attention import SoftmaxAttention, WeightMoments
 
 from ._aligned_risk import Coefficients, aligned_coefficients
@@ -21,7 +22,7 @@ from ._risk import risk
 from ._softmax_risk import aligned_softmax_risk
 
 
-class SoftmaxOptimum(eqx.Module):
+class SoftmaxOptimum(AbstractShown):
     r"""The best aligned softmax layer, its risk, and the task's `rate`: $\lim_L L\,(\min R_L - R_\infty)$."""
 
     attention: SoftmaxAttention

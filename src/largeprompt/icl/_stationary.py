@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt.attention import Head, Kind, LinearAttention, SoftmaxAttention, attention_of
 
 from ._closed_forms import Blocks, blocks
@@ -49,7 +50,7 @@ _SIGMAS = 5
 _LEAPS = 4  # from saddle to saddle
 
 
-class StationaryPoint(eqx.Module):
+class StationaryPoint(AbstractShown):
     """A layer at which the gradient of the risk vanishes, and what its Hessian in the blocks (A, C, P, R) says of it.
 
     `zero_modes` counts the eigenvalues that are 0 to within rounding, or for softmax attention to within 5 standard

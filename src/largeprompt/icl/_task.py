@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractLayer
 from largeprompt.measures import AbstractMeasure, as_measure
 
 Loss = Callable[[Float[Array, " k"], Float[Array, " k"]], Float[Array, ""]]
 
 
-class Instance(eqx.Module):
+class Instance(AbstractShown):
     """One draw of a task: the law of its tokens, a query token, and what the query should be answered with."""
 
     measure: AbstractMeasure
@@ -25,7 +26,7 @@ class Instance(eqx.Module):
         return Instance(self.measure.prompt(key, L), self.query, self.target)
 
 
-class AbstractTask(eqx.Module):
+class AbstractTask(AbstractShown):
     r"""A law over instances $(\mu, z_q, y)$; every risk follows from it.
 
     $$R_L = E\,\ell\big(T[\hat\mu_L](z_q), y\big), \qquad R_\infty = E\,\ell\big(T[\mu](z_q), y\big):$$

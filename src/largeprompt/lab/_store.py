@@ -44,6 +44,9 @@ class AbstractStore(abc.ABC):
 
     location: str
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.location!r})"
+
     @abc.abstractmethod
     def _read(self, name: str) -> bytes | None:
         """An object; None if there is none."""
@@ -253,6 +256,14 @@ class Store(AbstractStore):
             raise ValueError(f"the store is {str(given)!r}; it must be a folder here, and lab.store_at takes addresses")
         self.folder = Path(given)
         self.location = str(self.folder)
+
+    def __repr__(self) -> str:
+        """The folder and what is in it: a listing, no file is read."""
+        kinds = self.kinds().values() if self.folder.is_dir() else []
+        finished = sum("nc" in kind for kind in kinds)
+        begun = sum("nc" not in kind and "checkpoint" in kind for kind in kinds)
+        held = f"{finished} finished, {begun} with a checkpoint" if self.folder.is_dir() else "no such folder yet"
+        return f"Store({self.location!r}: {held})"
 
     def __reduce__(self):
         return Store, (self.folder.absolute(),)  # whatever folder the other process is in

@@ -2,17 +2,18 @@ import abc
 import math
 from typing import Any, TypeVar
 
-import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown, is_known
 from largeprompt._typing import VectorLike
 
 Measure = TypeVar("Measure", bound="AbstractMeasure")
 
 
-class AbstractMeasure(eqx.Module):
+class AbstractMeasure(AbstractShown):
     r"""A probability measure on tokens, seen through its cumulant generating function.
 
     $$\Lambda_\mu(\theta) = \log \int e^{\langle\theta, z\rangle}\,d\mu(z), \qquad
@@ -52,6 +53,12 @@ class AbstractMeasure(eqx.Module):
 
     def _tails(self) -> tuple[Float[Array, "D D"], ...] | None:
         return None
+
+    def _shown(self) -> dict[str, Any]:
+        shown = super()._shown()
+        if is_known(shown.get("theta")) and not np.any(shown["theta"]):
+            del shown["theta"]
+        return shown
 
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._display import is_known
 from largeprompt._typing import Numbers
 
 from ._empirical import enclosing_radius
@@ -33,6 +34,10 @@ class Mixture(AbstractMeasure):
     @property
     def dim(self) -> int:
         return self.components[0].dim
+
+    def _shown(self):
+        weights = jnp.exp(self.log_weights) if is_known(self.log_weights) else self.log_weights
+        return {"weights": weights, "components": self.components}
 
     def _held(self):
         """Which components have any weight: one without must not count, whatever its numbers overflow to."""

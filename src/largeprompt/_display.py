@@ -1,0 +1,181 @@
+"""How objects and results look to a person: their numbers as text, as HTML in a notebook, and as a picture."""
+
+import abc
+import dataclasses
+import html
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import wadler_lindig as wl
+
+from ._checks import is_traced
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+_WIDTH = 100  # letters of a line
+_ROW, _ENTRIES = 12, 100  # an array with longer rows or more entries is summarised
+_ENDS = 6  # rows of a long table that are shown at either end
+
+
+class AbstractShown(eqx.Module):
+    """A module that prints its numbers; `_shown` are the names and values that it prints."""
+
+    def _shown(self) -> dict[str, Any]:
+        public = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
+        return {name: value for name, value in public.items() if value is not None}
+
+    def __repr__(self) -> str:
+        return wl.pformat(self, width=_WIDTH, custom=_document)
+
+
+class AbstractTable(AbstractShown):
+    """A result with one row for each prompt length or time: it prints as a table, and plots."""
+
+    @abc.abstractmethod
+    def to_dataset(self) -> "xr.Dataset":
+        """The result as an xarray dataset; what has no row is in its attributes."""
+
+    @abc.abstractmethod
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the result on `ax`, or on new axes."""
+
+    def __repr__(self) -> str:
+        if not self._is_concrete():
+            return super().__repr__()
+        title, names, rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [names, *rows]
+        ]
+        return "\n".join([title, *lines])
+
+    def _repr_html_(self) -> str | None:
+        if not self._is_concrete():
+            return None
+        title, names, rows = self._rows()
+        cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _is_concrete(self) -> bool:
+        return all(
+            isinstance(leaf, np.ndarray | np.generic | float | int | str) or is_known(leaf)
+            for leaf in jax.tree.leaves(eqx.filter(self, lambda leaf: not callable(leaf)))
+        )
+
+    def _rows(self) -> tuple[str, list[str], list[list[str]]]:
+        """A title, the names of the columns and the rows: of every variable along the first dimension alone."""
+        data = self.to_dataset()
+        along = str(next(iter(data.sizes)))
+        columns = {along: data[along].values} | {
+            str(name): variable.values for name, variable in data.data_vars.items() if variable.dims == (along,)
+        }
+        facts = ", ".join(f"{name}: {_plain(value)}" for name, value in data.attrs.items() if value not in ("", None))
+        rows = [[_plain(value) for value in row] for row in zip(*columns.values(), strict=True)]
+        if len(rows) > 2 * _ENDS + 1:
+            rows = [*rows[:_ENDS], ["…"] * len(columns), *rows[-_ENDS:]]
+        return f"{type(self).__name__} ({facts})", list(columns), rows
+
+
+def dataset(along: str, at: Any, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> "xr.Dataset":
+    """A dataset of arrays along one dimension; a variable may be given as (second dimension, array), or be None."""
+    import xarray as xr  # a second of imports that only a reader of results needs
+
+    def variable(name: str, value: Any) -> tuple[tuple[str, ...], np.ndarray]:
+        second, array = value if isinstance(value, tuple) else (None, value)
+        array = np.asarray(array)
+        own = (second,) if second else tuple(f"{name}_{i}" for i in range(1, array.ndim))
+        return (along, *own), array
+
+    at = np.asarray(at)
+    # whole numbers past 2^63 are objects, which no file format keeps
+    coordinate = at.astype(float) if at.dtype == object else at
+    found = {name: variable(name, value) for name, value in variables.items() if value is not None}
+    return xr.Dataset(found, coords={along: coordinate}, attrs=dict(facts))
+
+
+def named_arrays(tree: Any) -> dict[str, Any]:
+    """The arrays of a module by their names, such as `U` or `heads_0_K`."""
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {"_".join(re.findall(r"\w+", jax.tree_util.keystr(path))): leaf for path, leaf in leaves}
+
+
+def length_axes(ax: "Axes | None", quantity: str) -> "Axes":
+    """Logarithmic axes of mean squares by prompt length: those given, or new ones."""
+    ax = _axes(ax)
+    ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel=f"mean square deviation, {quantity}")
+    return ax
+
+
+def time_axes(ax: "Axes | None", times: Any, of: str) -> "Axes":
+    """Axes of what falls along a flow: those given, or new ones; times are logarithmic where they span decades."""
+    ax = _axes(ax)
+    positive = np.asarray(times)[np.asarray(times) > 0]
+    ax.set(yscale="log", xlabel="time", ylabel=of)
+    if positive.size and positive.max() > 30 * positive.min():
+        ax.set_xscale("log")
+    return ax
+
+
+def _axes(ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt  # only where a picture is drawn
+
+    return plt.subplots(layout="constrained")[1]
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is an array with numbers: JAX puts tracers and other placeholders in its place."""
+    return isinstance(value, jax.Array) and not is_traced(value) and not value.is_deleted()
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _document(value: Any) -> wl.AbstractDoc | None:
+    """How a value is printed; None leaves it to the printer, which shows a traced array by its shape."""
+    if isinstance(value, AbstractShown):
+        if type(value).__repr__ is not AbstractShown.__repr__ and not isinstance(value, AbstractTable):
+            return wl.TextDoc(repr(value))
+        parts = wl.named_objs(value._shown().items(), indent=2, custom=_document)
+        return wl.bracketed(wl.TextDoc(f"{type(value).__name__}("), parts, wl.comma, wl.TextDoc(")"), indent=2)
+    if isinstance(value, float):
+        return wl.TextDoc(_number(value))
+    if isinstance(value, np.ndarray) or is_known(value):
+        return _array(value)
+    return None
+
+
+def _array(value: Any) -> wl.AbstractDoc | None:
+    if not any(np.issubdtype(value.dtype, kind) for kind in (np.floating, np.integer, np.bool_)):
+        return None
+    array = np.asarray(value)
+    if array.size == 0 or array.size > _ENTRIES or array.shape[-1:] > (_ROW,):
+        size = ",".join(map(str, array.shape))
+        extent = f" from {array.min():.4g} to {array.max():.4g}" if array.size else ""
+        return wl.TextDoc(f"{array.dtype}[{size}]{extent}")
+    return _nested(array.tolist())
+
+
+def _number(value: Any) -> str:
+    return f"{value + 0.0:.6g}" if isinstance(value, float) else str(value)  # + 0.0: no minus before a 0
+
+
+def _nested(value: Any) -> wl.AbstractDoc:
+    """Nested lists: a row is never broken."""
+    if not isinstance(value, list):
+        return wl.TextDoc(_number(value))
+    if not isinstance(value[0], list):
+        return wl.TextDoc("[" + ", ".join(map(_number, value)) + "]")
+    return wl.bracketed(wl.TextDoc("["), [_nested(row) for row in value], wl.comma, wl.TextDoc("]"), indent=1)
