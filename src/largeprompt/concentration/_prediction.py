@@ -30,7 +30,8 @@ class Prediction(eqx.Module):
 
     `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
     constants at each query is; then `mean_square` is nan unless it is exact. `stderr` and `constant_stderr` are of the
-    average over queries, 0 where that is exact.
+    average over queries, 0 where that is exact. For risks `gap` is $R_L-R_\infty$ with its sign, or the norm of the
+    difference of the gradients.
     """
 
     quantity: str = eqx.field(static=True)
@@ -42,6 +43,7 @@ class Prediction(eqx.Module):
     regime: Regime
     method: str = eqx.field(static=True)
     exact: bool = eqx.field(static=True)
+    gap: Float[np.ndarray, " k"] | None = None
 
 
 @overload

@@ -243,6 +243,7 @@ def risk_prediction(
         regime=_regime(merged, task, linear),
         method="exact over prompts" if not linear else "exact",
         exact=not np.any(errors),
+        gap=np.array(gaps),
     )
 
 
