@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._attention import AbstractAttention, AbstractLayer, LinearAttention, SoftmaxAttention
+from ._attention import AbstractLayer, LinearAttention, SoftmaxAttention
 
 Kind = Literal["softmax", "linear"]
 Merged = TypeVar("Merged", bound=SoftmaxAttention | LinearAttention)

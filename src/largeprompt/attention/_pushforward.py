@@ -24,7 +24,8 @@ def _affine_map(layer: AbstractLayer, mu: Gaussian) -> tuple[Float[Array, "p D"]
 def pushforward(layer: AbstractLayer, mu: Gaussian, nu: Gaussian | None = None) -> Gaussian:
     r"""The law of $T[\mu](z)$ for $z\sim\nu$ (by default $\nu=\mu$), both Gaussian.
 
-    For softmax and linear attention and sums of such heads; `particles` serves every other layer and law. Then $T[\mu](z) = b + Az$ (softmax: $b = Vm$, $A = V\Gamma U$), and $\mathcal N(n, S)$ goes to
+    For softmax and linear attention and sums of such heads; `particles` serves every other layer and law. Then
+    $T[\mu](z) = b + Az$ (softmax: $b = Vm$, $A = V\Gamma U$), and $\mathcal N(n, S)$ goes to
     $\mathcal N(b + An, ASA^\top)$. Paper: Lemma 2.1.
     """
     nu = mu if nu is None else nu
@@ -70,7 +71,10 @@ def _refuse_another_dimension(k: int, layer: AbstractLayer) -> None:
 def particles(
     layers: Sequence[AbstractLayer], mu: AbstractMeasure, key: PRNGKeyArray, n: int, *, residual: bool = False
 ) -> list[Empirical]:
-    """The same for any law, any layers and a prompt of `n` tokens: each layer sends every token through the prompt they form."""
+    """The same for any law, any layers and a prompt of `n` tokens.
+
+    Each layer sends every token through the prompt that they form.
+    """
     laws = [Empirical(as_measure("mu", mu).sample(key, checks.count("n", n)))]
     for k, layer in enumerate(layers):
         _refuse_another_dimension(k, layer)

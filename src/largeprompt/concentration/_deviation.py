@@ -121,12 +121,12 @@ def deviation(
     `quantity` is "output", a Jacobian ("V", "U", "K", "Q", "O", or "gradient" for all of the layer's own parameters at
     once), or several of them on the same prompts; for a task in place of `mu`, "risk" or "risk-gradient". Any layer
     will do: of several heads a Jacobian is that in the matrices of all, and a layer that is not softmax or linear
-    attention or a sum of such heads is asked for its outputs and Jacobians on prompts that are held whole. `nu` is a law
-    (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
-    queries, or by all of a few given ones. Gaussian prompts are drawn through what attention sees of them, one query
-    each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed back, which
-    tames the tails. Prompts are drawn on a GPU where JAX has one, unless `device` is "cpu". Warns where heavy tails
-    leave an estimate that cannot be trusted. Paper: the left-hand sides of Propositions 3.1 and 3.4; with
+    attention or a sum of such heads is asked for its outputs and Jacobians on prompts that are held whole. `nu` is a
+    law (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
+    queries, or by all of a few given ones. Gaussian prompts of one head are drawn through what attention sees of them,
+    one query each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed
+    back, which tames the tails. Prompts are drawn on a GPU where JAX has one, unless `device` is "cpu". Warns where
+    heavy tails leave an estimate that cannot be trusted. Paper: the left-hand sides of Propositions 3.1 and 3.4; with
     `query_in_prompt`, Remark 3.2.
     """
     names, Ls = chosen(quantity), lengths(Ls)

@@ -1,7 +1,8 @@
 r"""The lengths at which a gap $g(L)$ that may change its sign is small: the first, and that from which on all are.
 
 $g$ is smooth in $\ln L$ and changes over factors of L, so a scan finds every stretch of lengths with $|g|\le\epsilon$:
-two lengths for each doubling up to 64, then one for each, and beyond a thousand in steps that grow with $\ln L$. Where $|g|$ has an extremum near $\epsilon$ between lengths of the scan, the extremum is looked for as well.
+two lengths for each doubling up to 64, then one for each, and beyond a thousand in steps that grow with $\ln L$. Where
+$|g|$ has an extremum near $\epsilon$ between lengths of the scan, the extremum is looked for as well.
 """
 
 import math
@@ -15,7 +16,7 @@ _EVALUATIONS = 12  # for an extremum
 
 
 def lengths_for_a_gap(gap: Callable[[int], float], epsilon: float) -> tuple[int | float, int | float]:
-    r"""The least L with $|g(L)|\le\epsilon$, and the least from which on all lengths have it; infinite where none is."""
+    r"""The least L with $|g(L)|\le\epsilon$, and the least from which on all have it; infinite where there is none."""
     known: dict[int, float] = {}
 
     def at(L: int) -> float:

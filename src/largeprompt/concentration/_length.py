@@ -13,8 +13,8 @@ from largeprompt.attention import AbstractLayer
 from . import bounds
 from ._deviation import LONGEST as LONGEST_DRAWN
 from ._deviation import deviation
-from ._prediction import LONGEST, Prediction, predict
 from ._gap_lengths import lengths_for_a_gap
+from ._prediction import LONGEST, Prediction, predict
 from ._quantities import OF_RISK, NotPredictedError, Queries, Tokens
 from ._regime import Regime
 
@@ -26,12 +26,12 @@ _LEAST = 1e-150  # of epsilon: its square is a number still
 class PromptLength(eqx.Module):
     r"""The least L with a root mean square error of at most `epsilon`: predicted, measured there, and as bounded.
 
-    `L` is a float beyond 2^53, and infinite where no length up to 1e60 does. `lasting` is the least length from which on
-    every longer prompt does too. Mean squares fall with the length, and the two are the same; the gap of two risks may
-    change its sign, be small at L, grow again and come back, and then `lasting` is the larger one. It is nan where a
-    risk was found by measuring, which says nothing of longer prompts. `measured` is the mean square at L with its
-    standard error, nan where that was not measured; then `checked` is False and `unchecked_reason` says why.
-    `bound_log10_L` is the logarithm of the length from which the paper's bound guarantees as much; where its
+    `L` is known to one part in a million, and infinite where no length up to 1e60 does. `lasting` is the least length
+    from which on every longer prompt does too. Mean squares fall with the length, and the two are the same; the gap of
+    two risks may change its sign, be small at L, grow again and come back, and then `lasting` is the larger one. It is
+    nan where a length for risks was found by measuring, which says nothing of longer prompts. `measured` is the mean
+    square at L with its standard error, nan where that was not measured; then `checked` is False and
+    `unchecked_reason` says why. `bound_log10_L` is the logarithm of the length from which the paper's bound guarantees as much; where its
     assumptions fail it is nan, and `bound_refusal` says which.
     """
 
@@ -133,7 +133,7 @@ def _unchecked(L: int | float, replicates: int) -> str:
     if math.inf == L:
         return "no finite length was found"
     longest = _longest(_AFFORDABLE, replicates)
-    return f"prompts of up to {longest} tokens are drawn {replicates} times, and these are longer" if longest < L else ""
+    return f"{replicates} prompts are drawn of up to {longest} tokens each, and L is longer" if longest < L else ""
 
 
 def _longest(tokens: int, replicates: int) -> int:

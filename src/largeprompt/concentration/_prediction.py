@@ -81,8 +81,8 @@ def predict(
     r"""What `deviation` would measure, without drawing a prompt.
 
     Linear attention, and the output of one softmax head on Gaussian tokens (with V and O, which read the same mean):
-    exact at every L. All else, and several heads: $c/L$, where $c$ is exact at every query and for every law with a known $\Lambda$. The
-    mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries, and otherwise an
+    exact at every L. All else, and several heads: $c/L$, where $c$ is exact at every query and for every law with a
+    known $\Lambda$. The mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries, and otherwise an
     average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only, but may change
     the regime. Layers that are not softmax or linear attention or sums of such heads are refused.
     """
@@ -96,8 +96,8 @@ def predict(
         layer, tokens, queries = laws(layer, mu, nu)
         if (heads := known_heads(layer)) is None:
             raise NotPredictedError(
-                f"the layer is of type {type(layer).__name__}; deviations are predicted for softmax and linear attention "
-                "and sums of such heads, else only measured"
+                f"the layer is of type {type(layer).__name__}; deviations are predicted for softmax and linear "
+                "attention and sums of such heads, else only measured"
             )
         known = heads_forms(layer, heads, names)
         found = {
@@ -175,9 +175,7 @@ def _constant(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, name:
     return average
 
 
-def _regime(
-    heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, rho: float, constant: Average, Ls
-) -> Regime:
+def _regime(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:
     power = exponent(theta2, rho)
     if theta2 >= 0.5 or power < 1:
         return Regime("slower than 1/L", power, theta2, math.nan, math.nan)

@@ -26,7 +26,6 @@ OF_RISK = ("risk", "risk-gradient")
 QUANTITIES = (*OF_LAYER, *OF_RISK)
 
 
-
 class NotPredictedError(ValueError):
     """What is asked for is measured only: no law of finite lengths is known for it."""
 
