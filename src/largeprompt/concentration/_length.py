@@ -31,8 +31,8 @@ class PromptLength(eqx.Module):
     two risks may change its sign, be small at L, grow again and come back, and then `lasting` is the larger one. It is
     nan where a length for risks was found by measuring, which says nothing of longer prompts. `measured` is the mean
     square at L with its standard error, nan where that was not measured; then `checked` is False and
-    `unchecked_reason` says why. `bound_log10_L` is the logarithm of the length from which the paper's bound guarantees as much; where its
-    assumptions fail it is nan, and `bound_refusal` says which.
+    `unchecked_reason` says why. `bound_log10_L` is the logarithm of the length from which the paper's bound guarantees
+    as much; where its assumptions fail it is nan, and `bound_refusal` says which.
     """
 
     epsilon: float
@@ -108,7 +108,9 @@ def prompt_length_for(
                 f"replicates is {replicates}; where no law of 1/L is known to hold the length for {quantity} is "
                 "measured, which takes at least 2"
             )
-        L, method = _measured_length(measure, epsilon**2, regime.exponent, _longest(_SEARCHED, replicates))
+        # the square of a gap that is lost in its error may come out as 0: its error counts as well
+        square = (lambda L: sum(measure(L))) if quantity in OF_RISK else (lambda L: measure(L)[0])
+        L, method = _measured_length(square, epsilon**2, regime.exponent, _longest(_SEARCHED, replicates))
         lasting = math.nan if quantity in OF_RISK else L
     measured, error, reason = math.nan, math.nan, _unchecked(L, replicates)
     if not reason:
@@ -158,10 +160,10 @@ def _least(at, start: float, target: float, known: bool) -> int | float:
     return _whole(high)
 
 
-def _measured_length(measure, target: float, exponent: float, longest: int) -> tuple[int | float, str]:
+def _measured_length(measured, target: float, exponent: float, longest: int) -> tuple[int | float, str]:
     """By measuring at longer and longer prompts; beyond what can be drawn, by the regime's exponent."""
     below, L = 0, 1
-    while (square := measure(L)[0]) > target:
+    while (square := measured(L)) > target:
         if longest < 4 * L:
             if math.isnan(exponent):
                 raise ValueError(
@@ -174,7 +176,7 @@ def _measured_length(measure, target: float, exponent: float, longest: int) -> t
         below, L = L, 4 * L
     while L - below > max(1, _RESOLUTION * below):
         middle = min(max(round(math.sqrt(below * L)), below + 1), L - 1)
-        below, L = (below, middle) if measure(middle)[0] <= target else (middle, L)
+        below, L = (below, middle) if measured(middle) <= target else (middle, L)
     return L, "measured"
 
 

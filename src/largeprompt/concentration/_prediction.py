@@ -82,9 +82,9 @@ def predict(
 
     Linear attention, and the output of one softmax head on Gaussian tokens (with V and O, which read the same mean):
     exact at every L. All else, and several heads: $c/L$, where $c$ is exact at every query and for every law with a
-    known $\Lambda$. The mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries, and otherwise an
-    average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only, but may change
-    the regime. Layers that are not softmax or linear attention or sums of such heads are refused.
+    known $\Lambda$. The mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries,
+    and otherwise an average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only,
+    but may change the regime. Layers that are not softmax or linear attention or sums of such heads are refused.
     """
     names, Ls = chosen(quantity), lengths(Ls)
     generator = checks.key_or_default(key)

@@ -148,7 +148,7 @@ def reader_of(
     return WholePrompts(layer, slopes), other
 
 
-def _parts(jacobian: Any, quantity: str) -> list[Array]:
+def _parts(jacobian: Any, quantity: str) -> list[Any]:
     """The parts of a Jacobian by the name of their field; for "gradient" all but those in the query, z."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(jacobian)
     named = [(getattr(path[-1], "name", ""), leaf) for path, leaf in leaves]
