@@ -13,8 +13,12 @@ from ._heads import MultiHead as MultiHead
 from ._heads import MultiHeadJacobian as MultiHeadJacobian
 from ._heads import attention_of as attention_of
 from ._heads import chain_rule as chain_rule
+from ._heads import kind_of as kind_of
+from ._heads import known_heads as known_heads
+from ._heads import linear_form as linear_form
 from ._heads import merged_form as merged_form
 from ._heads import softmax_form as softmax_form
+from ._heads import summed_heads as summed_heads
 from ._linearity import nonlinearity as nonlinearity
 from ._linearity import relative_nonlinearity as relative_nonlinearity
 from ._pushforward import depth as depth

@@ -46,7 +46,7 @@ class AbstractLayer(AbstractShown, Generic[Derivatives]):
     def map(self, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, "n p"]:
         """The outputs of many queries on one prompt, in memory that does not grow with prompt times queries."""
         queries = checks.matrix("queries", queries, None, self.dim)
-        return checks.result("the output of attention", _map(self, self._prompt(mu), queries))
+        return checks.result("the output of attention", map_queries(self, self._prompt(mu), queries))
 
     def _prompt(self, mu: AbstractMeasure) -> AbstractMeasure:
         return as_measure("mu", mu, self.dim)
@@ -61,7 +61,8 @@ _BATCH = 4096
 
 
 @eqx.filter_jit
-def _map(layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Float[Array, "n p"]:
+def map_queries(layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Float[Array, "n p"]:
+    """The outputs of many queries, with nothing checked."""
     # in batches: a measure other than a long prompt holds something for each query of a batch
     return jax.lax.map(lambda z: layer._output(mu, z), queries, batch_size=_BATCH)
 
@@ -77,8 +78,9 @@ class Jacobian(AbstractShown):
 class AbstractAttention(AbstractLayer[Jacobian]):
     r"""Attention in its (U, V) form: $T[\mu](z) = V\,m$, where the layer reads $m$ off the prompt along $u = Uz$.
 
-    With $H = \partial m/\partial u$: $\partial T_i/\partial U = (H V_i)z^\top$, $\partial T_i/\partial V = e_i m^\top$,
-    $\partial T/\partial z = V H U$.
+    With $H = \partial m/\partial u$: $\partial T_i/\partial U = (H^\top V_i)z^\top$, $\partial T_i/\partial V = e_i
+    m^\top$, $\partial T/\partial z = V H U$. A kind of your own says what its `reading` and `reading_slope` are;
+    whatever works by asking them works for it, and what is known for softmax or linear attention only refuses it.
 
     Paper: Section 3 (the (U, V) parametrisation), Proposition 3.4 for the gradients in U and V.
     """
@@ -92,7 +94,7 @@ class AbstractAttention(AbstractLayer[Jacobian]):
 
     @abc.abstractmethod
     def reading_slope(self, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, "D D"]:
-        """Its derivative in u, H: symmetric and positive semi-definite."""
+        """Its derivative in u, H; symmetric and positive semi-definite for softmax and linear attention."""
 
     @property
     def dim(self) -> int:

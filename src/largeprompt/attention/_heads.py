@@ -1,6 +1,6 @@
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 
-from ._attention import AbstractAttention, AbstractLayer, LinearAttention, SoftmaxAttention
+from ._attention import AbstractLayer, LinearAttention, SoftmaxAttention
 
 Kind = Literal["softmax", "linear"]
 Merged = TypeVar("Merged", bound=SoftmaxAttention | LinearAttention)
@@ -185,18 +185,53 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
         return MultiHeadJacobian(heads=parts, z=jnp.stack([part.z for part in parts]).sum(axis=0))
 
 
-def merged_form(layer: AbstractLayer) -> AbstractAttention:
-    """A layer of one head in its (U, V) form."""
-    if isinstance(layer, Head):
-        return layer.merged()
-    if not isinstance(layer, AbstractAttention):
-        raise ValueError(f"the layer is of type {type(layer).__name__}; it must be one head or a (U, V) form")
-    return layer
+def kind_of(layer: AbstractLayer) -> Kind | None:
+    """The kind of a layer of one head, where it is exactly softmax or linear attention; None for all else.
+
+    A subclass is a kind of its own, even one that changes nothing: what it reads is known only by asking it.
+    """
+    if type(layer) is Head:
+        return layer.kind
+    return "softmax" if type(layer) is SoftmaxAttention else "linear" if type(layer) is LinearAttention else None
+
+
+def merged_form(layer: AbstractLayer) -> SoftmaxAttention | LinearAttention:
+    """A layer of one softmax or linear head in its (U, V) form; what holds for these only refuses the rest here."""
+    if kind_of(layer) is None:
+        raise ValueError(
+            f"the layer is of type {type(layer).__name__}; it must be one head of softmax or linear attention"
+        )
+    return layer.merged() if isinstance(layer, Head) else cast(SoftmaxAttention | LinearAttention, layer)
 
 
 def softmax_form(layer: AbstractLayer) -> SoftmaxAttention:
-    """A layer of one softmax head in its (U, V) form; what holds of softmax only refuses the rest here."""
+    """The same for softmax alone."""
     merged = merged_form(layer)
     if not isinstance(merged, SoftmaxAttention):
         raise ValueError("the layer is linear attention; this holds of softmax attention only")
     return merged
+
+
+def linear_form(layer: AbstractLayer) -> LinearAttention:
+    """The same for linear attention alone."""
+    merged = merged_form(layer)
+    if not isinstance(merged, LinearAttention):
+        raise ValueError("the layer is softmax attention; this holds of linear attention only")
+    return merged
+
+
+def known_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...] | None:
+    """The (U, V) forms whose outputs a layer adds up, one or several; None where one of them is of another kind."""
+    parts = layer.heads if type(layer) is MultiHead else (layer,)
+    return tuple(merged_form(part) for part in parts) if all(map(kind_of, parts)) else None
+
+
+def summed_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...]:
+    """The same, refusing every other layer."""
+    heads = known_heads(layer)
+    if heads is None:
+        raise ValueError(
+            f"the layer is of type {type(layer).__name__}; this is known for softmax and linear attention, "
+            "and for sums of such heads"
+        )
+    return heads

@@ -6,8 +6,8 @@ from largeprompt import _checks as checks
 from largeprompt._typing import BatchLike, VectorLike
 from largeprompt.measures import AbstractMeasure, as_measure
 
-from ._attention import AbstractLayer
-from ._heads import softmax_form
+from ._attention import AbstractLayer, map_queries
+from ._heads import kind_of, known_heads
 
 
 def nonlinearity(mu: AbstractMeasure, theta: VectorLike) -> Float[Array, " D"]:
@@ -24,18 +24,38 @@ def _nonlinearity(mu, theta):
 
 
 def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, ""]:
-    r"""Root mean square over queries of the non-affine part of $T[\mu](z)$, relative to its linear part.
+    r"""How large the non-affine part of $z\mapsto T[\mu](z)$ is beside the linear part, over given queries.
 
-    $\big(\sum_z\|V\,r(Uz)\|^2 / \sum_z\|V\,\mathrm{cov}(\mu)\,Uz\|^2\big)^{1/2}$ with $r$ the `nonlinearity`:
-    0 where softmax attention is affine in the query, 1 where the linear part is as large as what it misses.
+    $\big(\sum_z\|T(z)-T(0)-T'(0)z\|^2 / \sum_z\|T'(0)z\|^2\big)^{1/2}$, for any layer. For softmax
+    attention $T(0) = V\,\mathrm{mean}(\mu)$, $T'(0) = V\,\mathrm{cov}(\mu)\,U$, and what is left is $V\,r(Uz)$
+    with $r$ the `nonlinearity`; linear attention has none. The scale has no upper end:
+
+    - 0: the output is affine in the query, as for every Gaussian prompt. Linear attention with the prompt's mean and
+      covariance puts out the same. At 0.1 it is right to about a tenth.
+    - 1: what the linear part misses is as large as that part. A softmax that has saturated on bounded tokens ends
+      here: the linear part goes on growing with the scores, and nearly all of it is missed.
+    - x far above 1, such as 60: the output moves between x - 1 and x + 1 times as far as the linear part, which thus
+      says nothing about it. A few far tokens take the weight, or V reads what scores move only to second order.
     """
-    attention = softmax_form(layer)
-    mu = attention._prompt(mu)
-    queries = checks.matrix("queries", queries, None, attention.dim)
-    thetas = queries @ attention.U.T
-    missed = jax.vmap(lambda theta: _nonlinearity(mu, theta))(thetas) @ attention.V.T
-    linear = thetas @ mu.cov() @ attention.V.T
+    mu = layer._prompt(mu)
+    queries = checks.matrix("queries", queries, None, layer.dim)
+    linear, missed = _linear_and_missed(layer, mu, queries)
     size = jnp.linalg.norm(linear)
     if not checks.is_traced(size) and size == 0:
-        raise ValueError("the linear part V cov(mu) U z is 0 for every query; there is nothing to be relative to")
+        raise ValueError("the linear part of the output is 0 for every query; there is nothing to be relative to")
     return checks.result("the nonlinearity", jnp.linalg.norm(missed) / size)
+
+
+def _linear_and_missed(
+    layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]
+) -> tuple[Float[Array, "n p"], Float[Array, "n p"]]:
+    origin, heads = jnp.zeros(layer.dim, queries.dtype), known_heads(layer)
+    slope = jax.jacfwd(lambda z: layer._output(mu, z))(origin)
+    linear = queries @ slope.T
+    if heads is None:
+        return linear, map_queries(layer, mu, queries) - layer._output(mu, origin) - linear
+    missed = jnp.zeros_like(linear)
+    for head in heads:  # head by head, so that what is 0 on a Gaussian is 0 without rounding
+        if kind_of(head) == "softmax":
+            missed += jax.vmap(lambda theta: _nonlinearity(mu, theta))(queries @ head.U.T) @ head.V.T
+    return linear, missed

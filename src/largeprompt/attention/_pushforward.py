@@ -7,10 +7,16 @@ from largeprompt import _checks as checks
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian, as_measure
 
 from ._attention import AbstractLayer
+from ._heads import known_heads
 
 
 def _affine_map(layer: AbstractLayer, mu: Gaussian) -> tuple[Float[Array, "p D"], Float[Array, " p"]]:
-    """A and b with T[μ](z) = Az + b: on a Gaussian prompt every layer here is affine in its query."""
+    """A and b with T[μ](z) = Az + b: on a Gaussian prompt softmax and linear heads, and their sums, are affine."""
+    if known_heads(layer) is None:
+        raise ValueError(
+            f"the layer is of type {type(layer).__name__}; only softmax and linear attention and sums of such heads "
+            "are known to be affine on Gaussians (push a sample through with particles instead)"
+        )
     origin = jnp.zeros(layer.dim, mu.m.dtype)
     return layer.jacobian(mu, origin).z, layer(mu, origin)
 
@@ -18,7 +24,8 @@ def _affine_map(layer: AbstractLayer, mu: Gaussian) -> tuple[Float[Array, "p D"]
 def pushforward(layer: AbstractLayer, mu: Gaussian, nu: Gaussian | None = None) -> Gaussian:
     r"""The law of $T[\mu](z)$ for $z\sim\nu$ (by default $\nu=\mu$), both Gaussian.
 
-    Then $T[\mu](z) = b + Az$ (softmax: $b = Vm$, $A = V\Gamma U$), and $\mathcal N(n, S)$ goes to
+    For softmax and linear attention and sums of such heads; `particles` serves every other layer and law. Then
+    $T[\mu](z) = b + Az$ (softmax: $b = Vm$, $A = V\Gamma U$), and $\mathcal N(n, S)$ goes to
     $\mathcal N(b + An, ASA^\top)$. Paper: Lemma 2.1.
     """
     nu = mu if nu is None else nu
@@ -64,7 +71,10 @@ def _refuse_another_dimension(k: int, layer: AbstractLayer) -> None:
 def particles(
     layers: Sequence[AbstractLayer], mu: AbstractMeasure, key: PRNGKeyArray, n: int, *, residual: bool = False
 ) -> list[Empirical]:
-    """The same for any law and a prompt of `n` tokens: each layer sends every token through the prompt they form."""
+    """The same for any law, any layers and a prompt of `n` tokens.
+
+    Each layer sends every token through the prompt that they form.
+    """
     laws = [Empirical(as_measure("mu", mu).sample(key, checks.count("n", n)))]
     for k, layer in enumerate(layers):
         _refuse_another_dimension(k, layer)

@@ -118,7 +118,8 @@ def prompt_length(
         found = prompt_length_for(target, *subject, **options)
     notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     if as_json:
-        names = ("epsilon", "L", "method", "checked", "measured", "measured_stderr", "bound_log10_L", "bound_refusal")
+        names = ("epsilon", "L", "lasting", "method", "checked", "unchecked_reason", "measured", "measured_stderr")
+        names += ("bound_log10_L", "bound_refusal")
         regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
         told = {name: getattr(found, name) for name in names}
         print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": {"toml": study.as_toml()}})

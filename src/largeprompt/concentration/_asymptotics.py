@@ -14,9 +14,10 @@ from jaxtyping import Array, Float
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
-from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention, merged_form, softmax_form
+from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of, summed_heads
 from largeprompt.measures import AbstractMeasure, Gaussian
 
+from ._crossed import crossed_constant, crossed_covariance
 from ._quantities import Form, forms
 
 
@@ -31,26 +32,38 @@ class Rates(AbstractShown):
 def output_covariance(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, "p p"]:
     r"""$\lim_L L\cdot\mathrm{Cov}(T[\hat\mu_L](z))$, the sharp law of large prompts.
 
-    It is $e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V[\mathrm{cov}(\mu_{2\theta}) + bb^\top]V^\top$, where $\theta = Uz$
-    and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$.
+    For a softmax head it is $e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V[\mathrm{cov}(\mu_{2\theta}) + bb^\top]V^\top$,
+    where $\theta = Uz$ and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$; heads that are added up
+    have a covariance between any two of them as well.
     """
-    attention = softmax_form(layer)
-    inflation, _, second, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
-    return checks.result("the limit covariance", inflation * attention.V @ second @ attention.V.T)
+    heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
+    parts = [one.V @ crossed_covariance(mu, one, other, z) @ other.V.T for one in heads for other in heads]
+    return checks.result("the limit covariance", jnp.stack(parts).sum(axis=0))
 
 
 def output_bias(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
-    r"""$\lim L\cdot(E\,T[\hat\mu_L](z) - T[\mu](z)) = -e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V b$."""
-    attention = softmax_form(layer)
-    inflation, b, _, _ = _twice_tilted(attention._prompt(mu), attention.U @ attention._query(z))
-    return checks.result("the limit bias", -inflation * attention.V @ b)
+    r"""$\lim L\cdot(E\,T[\hat\mu_L](z) - T[\mu](z)) = -e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V b$, over all heads.
+
+    Linear attention has none.
+    """
+    heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
+    total = jnp.zeros(layer.outputs, z.dtype)
+    for head in heads:
+        if kind_of(head) == "softmax":
+            inflation, b, _, _ = _twice_tilted(mu, head.U @ z)
+            total -= inflation * head.V @ b
+    return checks.result("the limit bias", total)
 
 
 def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
-    r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query."""
-    attention = merged_form(layer)
-    mu, z = attention._prompt(mu), attention._query(z)
-    constants = query_constants(attention, mu, list(forms(attention, ("output", "V", "U")).values()), z)
+    r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query.
+
+    Of several heads, the Jacobians in all their merged V and U.
+    """
+    heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
+    each = [query_constants(head, mu, list(forms(head, ("output", "V", "U")).values()), z) for head in heads]
+    output, V, U = (jnp.stack(parts).sum() for parts in zip(*each, strict=True))
+    constants = (output + crossed_constant(heads, mu, z), V, U)
     return Rates(*(checks.result("the rate", constant) for constant in constants))
 
 
@@ -58,9 +71,9 @@ def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
 def query_constants(
     attention: AbstractAttention, mu: AbstractMeasure, known: list[Form], z: Float[Array, " D"]
 ) -> list[Float[Array, ""]]:
-    """The same for any forms of Δm and ΔH, with nothing checked."""
+    """The same for one softmax or linear head and any forms of Δm and ΔH, with nothing checked."""
     theta = attention.U @ z
-    if isinstance(attention, LinearAttention):
+    if kind_of(attention) == "linear":
         mean = mu._mean()
         second = mu._cov() + jnp.outer(mean, mean)
         return [_linear_constant(mu, form, second, theta, z) for form in known]

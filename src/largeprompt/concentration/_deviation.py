@@ -12,15 +12,16 @@ from jaxtyping import Bool, Float, Int, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._device import Device
 from largeprompt._display import AbstractTable, dataset, length_axes
-from largeprompt.attention import AbstractLayer
+from largeprompt.attention import AbstractLayer, known_heads
 from largeprompt.measures import Empirical
 
 from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
 from ._place import carried_out_on
-from ._prompts import batch_for, chunk_for, squares
-from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths, stand_in_size
+from ._prompts import squares
+from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, laws, lengths, stand_in_size
 from ._query_draws import query_draws
+from ._readers import reader_of
 from ._reliability import interval, reliability
 
 if TYPE_CHECKING:
@@ -143,12 +144,14 @@ def deviation(
     r"""$E\|X_L - X\|^2$ over fresh prompts of L tokens of `mu` and queries of `nu`, measured, for each L.
 
     `quantity` is "output", a Jacobian ("V", "U", "K", "Q", "O", or "gradient" for all of the layer's own parameters at
-    once), or several of them on the same prompts; for a task in place of `mu`, "risk" or "risk-gradient". `nu` is a law
-    (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
-    queries, or by all of a few given ones. Gaussian prompts are drawn through what attention sees of them, one query
-    each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed back, which
-    tames the tails. Prompts are drawn on a GPU where JAX has one, unless `device` is "cpu". Warns where heavy tails
-    leave an estimate that cannot be trusted. Paper: the left-hand sides of Propositions 3.1 and 3.4; with
+    once), or several of them on the same prompts; for a task in place of `mu`, "risk" or "risk-gradient". Any layer
+    will do: of several heads a Jacobian is that in the matrices of all, and a layer that is not softmax or linear
+    attention or a sum of such heads is asked for its outputs and Jacobians on prompts that are held whole. `nu` is a
+    law (by default that of the tokens) or an array of queries. Each of `replicates` prompts is seen by `queries` fresh
+    queries, or by all of a few given ones. Gaussian prompts of one head are drawn through what attention sees of them,
+    one query each, unless `sampler` is "tokens". With `widen`, Gaussian queries come from a wider law and are weighed
+    back, which tames the tails. Prompts are drawn on a GPU where JAX has one, unless `device` is "cpu". Warns where
+    heavy tails leave an estimate that cannot be trusted. Paper: the left-hand sides of Propositions 3.1 and 3.4; with
     `query_in_prompt`, Remark 3.2.
     """
     names, Ls = chosen(quantity), lengths(Ls)
@@ -175,8 +178,11 @@ def deviation(
 
 
 def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_prompt, sampler, widen, place, done):
-    attention, mu, nu = laws(layer, mu, nu)
-    known = list(forms(layer, names).values())
+    layer, mu, nu = laws(layer, mu, nu)
+    heads = known_heads(layer) or ()
+    reader, found = reader_of(layer, mu, names)
+    known = list(found.values())
+    reader.sizes(max(Ls), 1, mu.dim, place)  # refuses prompts that are too long to hold
     size = stand_in_size(mu)
     if size is not None and max(Ls) > size / 10:
         warnings.warn(
@@ -184,18 +190,18 @@ def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_promp
             "the stand-in; give FromSampler a larger size",
             stacklevel=3,
         )
-    reduced = GaussianPrompts.of(attention, mu) if sampler == "auto" and queries is None else None
-    slopes = any(form.slopes for form in known)
-    draws = query_draws(attention, mu, nu, widen)
+    reduced = GaussianPrompts.of(heads[0], mu) if sampler == "auto" and queries is None and len(heads) == 1 else None
+    draws = query_draws(heads, mu, nu, widen)
     curves, methods = [], set()
     for L in Ls:
         at_length = jax.random.fold_in(key, L)
-        if reduced is not None and reduced.serves(L, slopes):
-            values, weights = _reduced(reduced, known, draws, L, at_length, replicates, query_in_prompt, place)
+        if reduced is not None and reduced.serves(L, reader.slopes):
+            own = [form.each[0] for form in known]
+            values, weights = _reduced(reduced, own, draws, L, at_length, replicates, query_in_prompt, place)
             methods.add("Gaussian prompts through what attention sees of them, one query each")
         else:
             options = (replicates, queries, query_in_prompt, place)
-            values, weights = _streamed(attention, mu, nu, draws, known, L, at_length, *options)
+            values, weights = _streamed(reader, mu, nu, draws, known, L, at_length, *options)
             methods.add(f"whole prompts, {values[0].shape[1]} queries each")
         curves.append((values, weights))
         if done is not None:
@@ -219,17 +225,17 @@ def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replica
     return [value[:, None] for value in values], weights[:, None]
 
 
-def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt, place):
+def _streamed(reader, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt, place):
     few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
     fixed = nu.points if queries is None and few else None
     count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
-    chunk, slopes = chunk_for(L), any(form.slopes for form in known)
-    batch = min(batch_for(chunk, count, mu.dim, slopes, place), 2 ** math.ceil(math.log2(replicates)))
+    chunk, batch = reader.sizes(L, count, mu.dim, place)
+    batch = min(batch, 2 ** math.ceil(math.log2(replicates)))
     keys = jax.random.split(key, -(-replicates // batch) * batch)
     parts = []
     for i in range(0, replicates, batch):  # whole batches, the last one cut: one shape is compiled
         options = (jnp.asarray(L), chunk, count, query_in_prompt)
-        values, weights = squares(attention, mu, draws, fixed, known, keys[i : i + batch], *options)
+        values, weights = squares(reader, mu, draws, fixed, known, keys[i : i + batch], *options)
         parts.append([np.asarray(part, float) for part in (*values, weights)])
     *values, weights = (np.concatenate(part)[:replicates] for part in zip(*parts, strict=True))
     return values, weights

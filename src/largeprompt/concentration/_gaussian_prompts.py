@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from largeprompt._device import Device
-from largeprompt.attention import AbstractAttention, LinearAttention, SoftmaxAttention
+from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._quantities import Form
@@ -30,7 +30,7 @@ class GaussianPrompts:
 
     def __init__(self, attention: AbstractAttention, mu: Gaussian):
         self.U, self.V = np.asarray(attention.U, float), np.asarray(attention.V, float)
-        self.linear = isinstance(attention, LinearAttention)
+        self.linear = kind_of(attention) == "linear"
         self.m, Gamma = np.asarray(mu.m, float), np.asarray(mu.Gamma, float)
         values, vectors = np.linalg.eigh(Gamma)
         alive = values > 1e-14 * max(values.max(), 0.0)
@@ -40,8 +40,7 @@ class GaussianPrompts:
     @classmethod
     def of(cls, attention: AbstractAttention, mu: AbstractMeasure) -> "GaussianPrompts | None":
         """Where it applies: softmax or linear attention on a Gaussian law that is no point."""
-        kinds = SoftmaxAttention | LinearAttention
-        if not isinstance(mu, Gaussian) or not isinstance(attention, kinds) or not np.any(np.asarray(mu.Gamma)):
+        if not isinstance(mu, Gaussian) or kind_of(attention) is None or not np.any(np.asarray(mu.Gamma)):
             return None
         return cls(attention, mu)
 

@@ -10,12 +10,13 @@ from jaxtyping import Float, PRNGKeyArray, Shaped
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractTable, dataset, length_axes
-from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention
-from largeprompt.attention import SoftmaxAttention as Softmax
+from largeprompt.attention import AbstractLayer, kind_of, known_heads, summed_heads
 from largeprompt.measures import AbstractMeasure, Gaussian
 
-from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths
+from ._crossed import Heads, crossed_constants_at, gaussian_crossed_constant
+from ._quantities import OF_RISK, Form, NotPredictedError, Queries, Several, Tokens, chosen, laws, lengths
 from ._query_averages import Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
+from ._readers import HeadsForm, heads_forms
 from ._regime import Regime, exponent, own_weight, spread
 from ._reliability import reliability
 from ._spectrum import spectrum
@@ -34,7 +35,8 @@ class Prediction(AbstractTable):
 
     `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
     constants at each query is; then `mean_square` is nan unless it is exact. `stderr` and `constant_stderr` are of the
-    average over queries, 0 where that is exact.
+    average over queries, 0 where that is exact. For risks `gap` is $R_L-R_\infty$ with its sign, or the norm of the
+    difference of the gradients.
     """
 
     quantity: str = eqx.field(static=True)
@@ -46,12 +48,13 @@ class Prediction(AbstractTable):
     regime: Regime
     method: str = eqx.field(static=True)
     exact: bool = eqx.field(static=True)
+    gap: Float[np.ndarray, " k"] | None = None
 
     def to_dataset(self) -> "xr.Dataset":
         return dataset(
             "L",
             self.L,
-            {"mean_square": self.mean_square, "stderr": self.stderr},
+            {"mean_square": self.mean_square, "stderr": self.stderr, "gap": self.gap},
             {
                 "quantity": self.quantity,
                 "regime": self.regime.sentence,
@@ -103,11 +106,11 @@ def predict(
 ) -> Prediction | dict[str, Prediction]:
     r"""What `deviation` would measure, without drawing a prompt.
 
-    Linear attention, and the output of softmax attention on Gaussian tokens (with V and O, which read the same mean):
-    exact at every L. All else: $c/L$, where $c$ is exact at every query and for every law with a known $\Lambda$. The
-    mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries, and otherwise an
-    average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only, but may change
-    the regime.
+    Linear attention, and the output of one softmax head on Gaussian tokens (with V and O, which read the same mean):
+    exact at every L. All else, and several heads: $c/L$, where $c$ is exact at every query and for every law with a
+    known $\Lambda$. The mean over queries is closed or one-dimensional for centred Gaussians, a sum over given queries,
+    and otherwise an average over queries drawn from `key`. The query in the prompt changes $c/L$ to second order only,
+    but may change the regime. Layers that are not softmax or linear attention or sums of such heads are refused.
     """
     names, Ls = chosen(quantity), lengths(Ls)
     generator = checks.key_or_default(key)
@@ -116,10 +119,15 @@ def predict(
 
         found = {name: risk_prediction(layer, mu, nu, Ls, name, generator, query_in_prompt) for name in names}
     else:
-        attention, tokens, queries = laws(layer, mu, nu)
-        known = forms(layer, names)
+        layer, tokens, queries = laws(layer, mu, nu)
+        if (heads := known_heads(layer)) is None:
+            raise NotPredictedError(
+                f"the layer is of type {type(layer).__name__}; deviations are predicted for softmax and linear "
+                "attention and sums of such heads, else only measured"
+            )
+        known = heads_forms(layer, heads, names)
         found = {
-            name: _predicted(name, attention, tokens, queries, known[name], Ls, generator, query_in_prompt)
+            name: _predicted(name, layer, tokens, queries, known[name], Ls, generator, query_in_prompt)
             for name in names
         }
     return found[names[0]] if isinstance(quantity, str) else found
@@ -127,34 +135,35 @@ def predict(
 
 def _predicted(
     name: str,
-    attention: AbstractAttention,
+    layer: AbstractLayer,
     mu: AbstractMeasure,
     nu: AbstractMeasure,
-    form: Form,
+    form: HeadsForm,
     Ls: Sequence[int],
     key: PRNGKeyArray,
     query_in_prompt: bool,
 ) -> Prediction:
-    nodes = None if closed(attention, mu, nu) else query_nodes(nu, key)
-    rho = own_weight(attention, mu, nu) if query_in_prompt else 0.0
-    theta2 = spread(attention, mu, nu)
-    exact = isinstance(mu, Gaussian) and isinstance(attention, Softmax) and not form.slopes and not query_in_prompt
-    constant = _constant(attention, mu, nu, form, nodes, theta2, name, exact)
+    heads = summed_heads(layer)
+    nodes = None if closed(heads, mu, nu) else query_nodes(nu, key)
+    rho = own_weight(layer, mu, nu) if query_in_prompt else 0.0
+    theta2, linear = spread(layer, mu, nu), all(kind_of(head) == "linear" for head in heads)
+    exact = isinstance(mu, Gaussian) and len(heads) == 1 and not linear and not form.slopes and not query_in_prompt
+    constant = _constant(heads, mu, nu, form, nodes, theta2, name, exact)
     if exact:
         assert isinstance(mu, Gaussian)
-        averages = [exact_mean_square(attention, mu, nu, form, L, nodes) for L in Ls]
+        averages = [exact_mean_square(heads[0], mu, nu, form.each[0], L, nodes) for L in Ls]
     else:
         value = constant.value if math.isfinite(constant.value) else math.nan  # no law of finite lengths is known then
         averages = [Average(value / L, constant.stderr / L, None) for L in Ls]
     over = "in closed form" if nodes is None else f"over {len(nodes.z)} queries" + (" drawn" if nodes.drawn else "")
     if exact:
         method = f"exact over prompts at every L, {over if nodes else 'one-dimensional quadrature over queries'}"
-    elif isinstance(attention, LinearAttention):
+    elif linear:
         exact = not query_in_prompt
         method = f"c/L, exact for linear attention, {over}" if exact else f"c/L, {over}"
     else:
         method = f"c/L, {over}"
-    regime = _regime(attention, mu, nu, form, nodes, theta2, rho, constant, Ls)
+    regime = _regime(heads, mu, nu, form, nodes, theta2, rho, constant, Ls)
     return Prediction(
         quantity=name,
         L=np.array(Ls),
@@ -168,13 +177,16 @@ def _predicted(
     )
 
 
-def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str, exact: bool) -> Average:
-    if nodes is None:
-        return Average(gaussian_constant(attention, mu, nu, form), 0.0, None)
+def _constant(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, name: str, exact: bool) -> Average:
+    crossed = form.values is not None and len(heads) > 1
     if theta2 >= 0.5:
         return Average(math.inf, 0.0, None)
-    with np.errstate(over="ignore"):
-        values = constants_at(attention, mu, form, nodes.z)
+    if nodes is None:
+        own = sum(gaussian_constant(head, mu, nu, part) for head, part in zip(heads, form.each, strict=True))
+        return Average(own + (gaussian_crossed_constant(heads, mu, nu) if crossed else 0.0), 0.0, None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        own = [constants_at(head, mu, part, nodes.z) for head, part in zip(heads, form.each, strict=True)]
+        values = np.sum(own, axis=0) + (crossed_constants_at(heads, mu, nodes.z) if crossed else 0.0)
     if not np.isfinite(values).all():
         if exact:  # beyond what numbers hold, but not needed
             return Average(math.inf, 0.0, None)
@@ -189,16 +201,29 @@ def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str, ex
     return average
 
 
-def _regime(attention, mu, nu, form: Form, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:
+def _regime(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:
     power = exponent(theta2, rho)
     if theta2 >= 0.5 or power < 1:
         return Regime("slower than 1/L", power, theta2, math.nan, math.nan)
-    if isinstance(attention, LinearAttention):
+    soft = [pair for pair in zip(heads, form.each, strict=True) if kind_of(pair[0]) == "softmax"]
+    if not soft:
         return Regime("1/L", 1.0, 0.0, 1.0, 1.0)
-    dominated, onset = _scales(attention, mu, nu, form, nodes, constant)
+    # that of several heads is that of the last of them to reach it; where heads nearly cancel it may be later
+    each = [
+        _scales(head, mu, nu, part, nodes, constant if len(heads) == 1 else _own_constant(head, mu, nu, part, nodes))
+        for head, part in soft
+    ]
+    dominated, onset = (max(lengths) for lengths in zip(*each, strict=True))
     if math.isnan(theta2):
         return Regime("unknown", 1.0, theta2, onset, dominated)
     return Regime("1/L", 1.0, theta2, onset, dominated).at(max(Ls))
+
+
+def _own_constant(head, mu, nu, form: Form, nodes) -> Average:
+    """That of one of several heads."""
+    if nodes is None:
+        return Average(gaussian_constant(head, mu, nu, form), 0.0, None)
+    return nodes.average(constants_at(head, mu, form, nodes.z))
 
 
 def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[float, float]:
@@ -222,12 +247,7 @@ def _scales(attention, mu, nu, form: Form, nodes, constant: Average) -> tuple[fl
         return dominated, max(1.0, guess)
     # that of a slope is no sooner than that of the output behind it
     behind = Form(form.slopes[0].B, ()) if form.slopes else form
-    if not form.slopes:
-        level = constant.value
-    elif nodes is None:
-        level = gaussian_constant(attention, mu, nu, behind)
-    else:
-        level = nodes.average(constants_at(attention, mu, behind, nodes.z)).value
+    level = _own_constant(attention, mu, nu, behind, nodes).value if form.slopes else constant.value
     if not level > 0:
         return dominated, 1.0
 

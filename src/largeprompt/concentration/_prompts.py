@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from largeprompt.attention import AbstractAttention, LinearAttention
+from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure
 
 from ._place import Found
 
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
-_ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
+ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
 
 
 class Sums(NamedTuple):
@@ -46,7 +46,7 @@ def chunk_for(L: int) -> int:
 def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
     """How many prompts to draw side by side."""
     held = chunk * (3 * dim + 3 * queries + (dim * dim if slopes else 0))
-    return max(1, 2 ** int(math.log2(max(1, _ROOM[device] // held))))
+    return max(1, 2 ** int(math.log2(max(1, ROOM[device] // held))))
 
 
 def prompt_sums(
@@ -111,9 +111,9 @@ def reading(
     slopes: bool,
     query_in_prompt: bool,
 ) -> Reading:
-    """What a layer reads off one prompt of L tokens along each query."""
+    """What a softmax or linear head reads off one prompt of L tokens along each query."""
     thetas = queries @ attention.U.T
-    if not isinstance(attention, LinearAttention):
+    if kind_of(attention) == "softmax":
         centre = mu._mean()
         sums = prompt_sums(mu, key, thetas, L, chunk, slopes, centre)
         return softmax_reading(with_own(sums, thetas, queries - centre) if query_in_prompt else sums, centre)
@@ -123,7 +123,7 @@ def reading(
     second = jnp.broadcast_to(sums.second[0], (len(queries), mu.dim, mu.dim))
     own = queries[:, :, None] * queries[:, None, :]
     second = (second + own) / (L + 1) if query_in_prompt else second / L
-    return Reading(jnp.einsum("qij,qj->qi", second, thetas), second)
+    return Reading(jnp.einsum("qij,qj->qi", second, thetas), second if slopes else None)
 
 
 def limit(attention: AbstractAttention, mu: AbstractMeasure, queries: Float[Array, "q D"], slopes: bool) -> Reading:
@@ -137,21 +137,19 @@ def limit(attention: AbstractAttention, mu: AbstractMeasure, queries: Float[Arra
 
 
 @eqx.filter_jit
-def squares(attention, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
+def squares(reader, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
     """The squared differences of each prompt at each of its queries, one array a form, and the queries' weights.
 
     `queries` of `draws` a prompt, or the same `fixed` ones for all.
     """
-    slopes = any(form.slopes for form in known)
-    at_fixed = None if fixed is None else limit(attention, mu, fixed, slopes)
+    at_fixed = None if fixed is None else reader.limit(mu, fixed)
 
     def of_prompt(key):
         of_queries, of_tokens = jax.random.split(key)
         z, weights = draws.draw(of_queries, queries) if fixed is None else (fixed, jnp.ones(len(fixed), fixed.dtype))
-        there = limit(attention, mu, z, slopes) if at_fixed is None else at_fixed
-        here = reading(attention, mu, of_tokens, z, L, chunk, slopes, query_in_prompt)
-        dm = here.mean - there.mean
-        dH = None if here.slope is None or there.slope is None else here.slope - there.slope
-        return [jax.vmap(form, in_axes=(0, None if dH is None else 0, 0))(dm, dH, z) for form in known], weights
+        there = reader.limit(mu, z) if at_fixed is None else at_fixed
+        here = reader.finite(mu, of_tokens, z, L, chunk, query_in_prompt)
+        off = jax.tree.map(jnp.subtract, here, there)
+        return [jax.vmap(form)(off, z) for form in known], weights
 
     return jax.vmap(of_prompt)(keys)

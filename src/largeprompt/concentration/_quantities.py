@@ -17,13 +17,18 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
-from largeprompt.attention import AbstractAttention, AbstractLayer, Head, merged_form
+from largeprompt.attention import AbstractLayer, Head, merged_form
 from largeprompt.icl import AbstractTask, as_predictor
 from largeprompt.measures import AbstractMeasure, Empirical, FromSampler, as_measure
 
 OF_LAYER = ("output", "V", "U", "K", "Q", "O", "gradient")
 OF_RISK = ("risk", "risk-gradient")
 QUANTITIES = (*OF_LAYER, *OF_RISK)
+
+
+class NotPredictedError(ValueError):
+    """What is asked for is measured only: no law of finite lengths is known for it."""
+
 
 Tokens = AbstractMeasure | AbstractTask
 Queries = AbstractMeasure | Numbers | None
@@ -117,27 +122,28 @@ def lengths(Ls: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def laws(layer: AbstractLayer, mu: object, nu: object) -> tuple[AbstractAttention, AbstractMeasure, AbstractMeasure]:
-    """The (U, V) form of a layer, the law of its tokens and that of its queries, by default the same."""
-    attention = merged_form(layer)
+def laws(layer: AbstractLayer, mu: object, nu: object) -> tuple[AbstractLayer, AbstractMeasure, AbstractMeasure]:
+    """A layer, the law of its tokens and that of its queries, by default the same."""
+    if not isinstance(layer, AbstractLayer):
+        raise ValueError(f"the layer is of type {type(layer).__name__}; it must be an attention layer")
     if isinstance(mu, AbstractTask):
         raise ValueError("mu is a task; of a task the quantity must be 'risk' or 'risk-gradient'")
-    tokens = as_measure("mu", mu, attention.dim)
+    tokens = as_measure("mu", mu, layer.dim)
     if nu is None:
-        return attention, tokens, tokens
+        return layer, tokens, tokens
     if not isinstance(nu, AbstractMeasure):  # one query or several, each as likely as the others
         rows: Any = [nu] if len(_shape(nu)) == 1 else nu
-        nu = Empirical(checks.matrix("nu", rows, None, attention.dim))
-    return attention, tokens, as_measure("nu", nu, attention.dim)
+        nu = Empirical(checks.matrix("nu", rows, None, layer.dim))
+    return layer, tokens, as_measure("nu", nu, layer.dim)
 
 
 def task_of(layer: AbstractLayer, mu: object, nu: object) -> AbstractTask:
-    """The task whose risks are compared, given in place of a law of tokens; a layer with one head must predict it."""
+    """The task whose risks are compared, given in place of a law of tokens; the layer must predict it."""
     if not isinstance(mu, AbstractTask):
         raise ValueError(f"mu is of type {type(mu).__name__}; for risks it must be a task, such as LinearRegression")
     if nu is not None:
         raise ValueError(f"nu is of type {type(nu).__name__}; for risks it must be None: a task has its own queries")
-    merged_form(as_predictor(layer, mu))
+    as_predictor(layer, mu)
     return mu
 
 

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from largeprompt.attention import AbstractAttention, LinearAttention, WeightMoments
+from largeprompt.attention import AbstractAttention, WeightMoments, kind_of
 from largeprompt.icl import quadratic_form_averages
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
 from ._asymptotics import query_constants
+from ._crossed import Heads
 from ._quantities import Form
 from ._spectrum import spectrum
 
@@ -57,10 +58,10 @@ def query_nodes(nu: AbstractMeasure, key: PRNGKeyArray) -> Nodes:
     return Nodes(z, np.full(len(z), 1 / len(z)), True)
 
 
-def closed(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure) -> bool:
-    """Whether tokens and centred queries are Gaussian, so that the mean over queries needs no sample."""
+def closed(heads: Heads, mu: AbstractMeasure, nu: AbstractMeasure) -> bool:
+    """Whether tokens and centred queries are Gaussian and heads softmax: the mean over queries needs no sample."""
     return (
-        not isinstance(attention, LinearAttention)
+        all(kind_of(head) == "softmax" for head in heads)
         and isinstance(mu, Gaussian)
         and isinstance(nu, Gaussian)
         and not bool(np.any(np.asarray(nu.m)))

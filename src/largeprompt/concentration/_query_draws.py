@@ -6,13 +6,15 @@ P^{-1/2} e^{-t\nu}$, $P = I-2tR^\top JR$, $RR^\top = S$, $J = U^\top\Gamma U$: b
 weight and error has light tails again.
 """
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from largeprompt.attention import AbstractAttention, SoftmaxAttention
+from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._spectrum import spectrum
@@ -45,13 +47,15 @@ class WiderQueries(eqx.Module):
         return self.m + xi @ self.R.T, jnp.exp(log_weight)
 
 
-def query_draws(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure, widen: bool):
-    """The wider draws where they apply and are asked for: softmax, Gaussian queries, tokens with Gaussian ends."""
-    tails = mu.tails()
-    if not widen or tails is None or not isinstance(nu, Gaussian) or not isinstance(attention, SoftmaxAttention):
+def query_draws(heads: Sequence[AbstractAttention], mu: AbstractMeasure, nu: AbstractMeasure, widen: bool):
+    """The wider draws where they apply and are asked for: softmax, Gaussian queries, tokens with Gaussian ends.
+
+    Of several heads, that with the widest scores sets how much wider: the weights make up for any choice.
+    """
+    tails, soft = mu.tails(), [np.asarray(head.U, float) for head in heads if kind_of(head) == "softmax"]
+    if not widen or tails is None or not isinstance(nu, Gaussian) or not soft:
         return PlainQueries(nu)
-    U = np.asarray(attention.U, float)
-    spectra = [spectrum(U.T @ np.asarray(Gamma, float) @ U, nu.Gamma) for Gamma in tails]
+    spectra = [spectrum(U.T @ np.asarray(Gamma, float) @ U, nu.Gamma) for Gamma in tails for U in soft]
     weights, axes = max(spectra, key=lambda found: found[0][-1])
     if weights[-1] <= 0:
         return PlainQueries(nu)

@@ -16,7 +16,7 @@ import equinox as eqx
 import numpy as np
 
 from largeprompt._display import AbstractShown
-from largeprompt.attention import AbstractAttention, LinearAttention
+from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of, summed_heads
 from largeprompt.measures import AbstractMeasure
 
 from ._spectrum import spectrum
@@ -51,6 +51,8 @@ class Regime(AbstractShown):
             return f"slower than 1/L, exponent {rate:.3f} (θ² = {self.spread:.3g}, the threshold is 0.5)"
         if self.name == "slower than any power":
             return "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean"
+        if self.name == "measured only":
+            return "how the error falls with L is not known for this layer, only measured"
         if self.name == "unknown":
             return "c/L at every query; how the law's tails weigh on the mean over queries is not known"
         known = f" (θ² = {self.spread:.3g}, below 0.5)" if self.spread > 0 else ""
@@ -60,19 +62,23 @@ class Regime(AbstractShown):
         return f"1/L{known}" + (f", from L ≈ {self.onset:.2g}" if self.onset > 1 else "")
 
 
-def spread(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
-    r"""$\theta^2$, the largest over the Gaussians in which tokens and queries end; nan where these are not known."""
-    if isinstance(attention, LinearAttention):
-        return 0.0
-    return _largest(mu, nu, lambda Gamma, U: U.T @ Gamma @ U, max, attention)
+def spread(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
+    r"""$\theta^2$, the largest over the Gaussians in which tokens and queries end; nan where these are not known.
+
+    Of several softmax heads the largest, and 0 for linear attention.
+    """
+    return _over_heads(layer, mu, nu, lambda Gamma, U: U.T @ Gamma @ U, max)
 
 
-def own_weight(attention: AbstractAttention, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
+def own_weight(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
     r"""$\rho$, that of the query's own weight: the largest eigenvalue over queries of $z^\top Uz-\nu/2$, at least 0."""
-    if isinstance(attention, LinearAttention):
-        return 0.0
-    found = _largest(mu, nu, lambda Gamma, U: (U + U.T - U.T @ Gamma @ U) / 2, min, attention)
+    found = _over_heads(layer, mu, nu, lambda Gamma, U: (U + U.T - U.T @ Gamma @ U) / 2, min)
     return found if math.isnan(found) else max(found, 0.0)
+
+
+def _over_heads(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens) -> float:
+    soft = [head for head in summed_heads(layer) if kind_of(head) == "softmax"]
+    return float(np.max([_largest(mu, nu, form, over_tokens, head) for head in soft])) if soft else 0.0  # keeps nan
 
 
 def _largest(mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens, attention: AbstractAttention) -> float:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from largeprompt.attention import AbstractLayer, LinearAttention, merged_form
+from largeprompt.attention import AbstractLayer, kind_of, known_heads, merged_form, summed_heads
 from largeprompt.icl import (
     LinearRegression,
     blocks,
@@ -28,12 +28,14 @@ from largeprompt.icl import (
     risk_rate,
     squared_mean,
 )
+from largeprompt.measures import Empirical
 
 from ._deviation import LEVELS, Deviation, curve, refuse_overflow
 from ._place import Found
 from ._prediction import Prediction
-from ._prompts import batch_for, chunk_for, prompt_sums, softmax_reading, with_own
-from ._quantities import task_of
+from ._prompts import prompt_sums, softmax_reading, with_own
+from ._quantities import NotPredictedError, task_of
+from ._readers import SummedHeads, WholePrompts
 from ._regime import Regime, breakdown_exponent
 from ._reliability import reliability
 from ._spectrum import spectrum
@@ -55,16 +57,19 @@ def risk_deviation(
     done,
 ) -> dict[str, Deviation]:
     """For "risk" and "risk-gradient", on the same prompts."""
-    task = task_of(layer, task, nu)
+    task, heads = task_of(layer, task, nu), known_heads(layer)
+    reader = WholePrompts(layer, True) if heads is None else SummedHeads(heads, True)
+    reader.sizes(max(Ls), 1, task.dim, place)  # refuses prompts that are too long to hold
+    differences = _plain_differences if heads is None else _differences
     curves = []
     for L in Ls:
-        chunk = chunk_for(L)
-        batch = min(batch_for(chunk, 1, task.dim, True, place), 2 ** math.ceil(math.log2(replicates)))
+        chunk, batch = reader.sizes(L, 1, task.dim, place)
+        batch = min(batch, 2 ** math.ceil(math.log2(replicates)))
         keys = jax.random.split(jax.random.fold_in(key, L), -(-replicates // batch) * batch)
         parts = []
         for i in range(0, replicates, batch):
             gradient = "risk-gradient" in names
-            found = _differences(layer, task, keys[i : i + batch], jnp.asarray(L), chunk, gradient, query_in_prompt)
+            found = differences(layer, task, keys[i : i + batch], jnp.asarray(L), chunk, gradient, query_in_prompt)
             parts.append([np.asarray(part, float) for part in found])
         curves.append([np.concatenate(part)[:replicates] for part in zip(*parts, strict=True)])
         if done is not None:
@@ -75,39 +80,49 @@ def risk_deviation(
 
 @eqx.filter_jit
 def _differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
-    """Of each instance: the difference of the losses and its linear part; the same for the gradients, flattened."""
+    """Of each instance: the difference of the losses and its linear part; the same for the gradients, flattened.
+
+    For softmax and linear heads and sums of them; all heads of a layer read the same tokens.
+    """
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)
 
     def matrices(parameters):
-        merged = merged_form(eqx.combine(parameters, static))
-        return merged.U, merged.V
+        return [(head.U, head.V) for head in summed_heads(eqx.combine(parameters, static))]
 
-    (U, V), pull = jax.vjp(matrices, parameters)
-    linear = isinstance(merged_form(layer), LinearAttention)
+    heads, pull = jax.vjp(matrices, parameters)
+    kinds = [kind_of(head) for head in summed_heads(layer)]
 
     def of_instance(key):
         of_draw, of_tokens = jax.random.split(key)
         instance = task._draw(of_draw)
         mu, z = instance.measure, instance.query
 
+        def output(read):
+            """The sum of the heads' outputs, from the pair (m, H) that each reads off the prompt."""
+            return jnp.stack([V @ m for (_, V), (m, _) in zip(heads, read, strict=True)]).sum(axis=0)
+
         def loss(T):
             return task._loss(prediction(T, task), instance.target)
 
-        def slope(m, H):
+        def slope(read):
             """The gradient in the layer's parameters, through what it reads off the prompt."""
-            g = jax.grad(loss)(V @ m)
-            pulled = pull((jnp.outer(H @ (V.T @ g), z), jnp.outer(g, m)))[0]
+            g = jax.grad(loss)(output(read))
+            of_heads = zip(heads, read, strict=True)
+            pulled = pull([(jnp.outer(H @ (V.T @ g), z), jnp.outer(g, m)) for (_, V), (m, H) in of_heads])[0]
             return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(pulled)])
 
-        (m, H), (dm, dH), (linear_m, linear_H) = _readings(mu, of_tokens, z)
-        found = [loss(V @ (m + dm)) - loss(V @ m), jax.jvp(lambda m: loss(V @ m), (m,), (linear_m,))[1]]
-        if gradient:
-            found += [slope(m + dm, H + dH) - slope(m, H), jax.jvp(slope, (m, H), (linear_m, linear_H))[1]]
+        each = [_readings(mu, of_tokens, z, U @ z, kind) for (U, _), kind in zip(heads, kinds, strict=True)]
+        there, off, first_order = (list(parts) for parts in zip(*each, strict=True))
+        here = jax.tree.map(jnp.add, there, off)
+        found = []
+        for function in (lambda read: loss(output(read)), *((slope,) if gradient else ())):
+            value, along = jax.jvp(function, (there,), (first_order,))
+            found += [function(here) - value, along]
         return found
 
-    def _readings(mu, key, z):
-        u = U @ z
-        if linear:
+    def _readings(mu, key, z, u, kind):
+        """What a head reads off the law, how far a prompt's is from it, and the linear part of that."""
+        if kind == "linear":
             flat = jnp.zeros((1, mu.dim), u.dtype)
             sums = prompt_sums(mu, key, flat, L, chunk, True, flat[0])
             assert sums.second is not None  # asked for
@@ -129,6 +144,31 @@ def _differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prom
         here = softmax_reading(with_own(sums, u[None], (z - centre)[None]) if query_in_prompt else sums, centre)
         assert here.slope is not None
         return (m, H), (here.mean[0] - m, here.slope[0] - H), (linear_m, scale * around)
+
+    return jax.vmap(of_instance)(keys)
+
+
+@eqx.filter_jit
+def _plain_differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
+    """The same for any layer, by asking it, on prompts of `chunk` = L tokens; no linear part is known."""
+    parameters, static = eqx.partition(layer, eqx.is_inexact_array)
+
+    def of_instance(key):
+        of_draw, of_tokens = jax.random.split(key)
+        instance = task._draw(of_draw)
+        tokens = instance.measure._sample(of_tokens, chunk)
+        prompt = Empirical(jnp.concatenate([tokens, instance.query[None]]) if query_in_prompt else tokens)
+
+        def loss(parameters, mu):
+            output = eqx.combine(parameters, static)._output(mu, instance.query)
+            return task._loss(prediction(output, task), instance.target)
+
+        def slope(mu):
+            return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(loss)(parameters, mu))])
+
+        off = [loss(parameters, prompt) - loss(parameters, instance.measure)]
+        off += [slope(prompt) - slope(instance.measure)] if gradient else []
+        return [part for difference in off for part in (difference, jnp.zeros_like(difference))]
 
     return jax.vmap(of_instance)(keys)
 
@@ -172,14 +212,19 @@ def risk_prediction(
 ) -> Prediction:
     """The gap of the risks, or of their gradients, exactly or exactly over prompts: Gaussian regression."""
     task = task_of(layer, task, nu)
-    merged = merged_form(layer)
-    if not isinstance(task, LinearRegression):
-        raise ValueError(
-            f"mu is of type {type(task).__name__}; a risk is predicted for LinearRegression, else measured"
+    if kind_of(layer) is None:
+        raise NotPredictedError(
+            f"the layer is of type {type(layer).__name__}; a risk is predicted for one head of softmax or linear "
+            "attention, else only measured"
         )
-    linear = isinstance(merged, LinearAttention)
+    if type(task) is not LinearRegression:
+        raise NotPredictedError(
+            f"mu is of type {type(task).__name__}; a risk is predicted for LinearRegression, else only measured"
+        )
+    merged = merged_form(layer)
+    linear = kind_of(merged) == "linear"
     if query_in_prompt and not linear:
-        raise ValueError("query_in_prompt is True; with softmax attention a risk is then only measured")
+        raise NotPredictedError("query_in_prompt is True; with softmax attention a risk is then only measured")
     gaps, errors = zip(*(_gap(layer, task, L, name, key, query_in_prompt) for L in Ls), strict=True)
     constant = math.nan
     if name == "risk":
@@ -198,6 +243,7 @@ def risk_prediction(
         regime=_regime(merged, task, linear),
         method="exact over prompts" if not linear else "exact",
         exact=not np.any(errors),
+        gap=np.array(gaps),
     )
 
 

@@ -3,7 +3,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from largeprompt.attention import AbstractAttention, AbstractLayer, Head, LinearAttention, MultiHead
+from largeprompt.attention import AbstractAttention, AbstractLayer, Head, MultiHead, kind_of
 from largeprompt.icl import AbstractTask, LinearRegression
 
 
@@ -11,23 +11,24 @@ def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | flo
     r"""What no gradient flow of the risk changes, for a layer or a stack of layers along the first axis.
 
     The risk sees K and Q through $K^\top Q$ alone, and V and O through $OV$, so that $KK^\top - QQ^\top$ and
-    $O^\top O - VV^\top$ stay; where the output is bilinear in (U, V), that is for linear attention and for every layer
-    on Gaussian regression at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays.
+    $O^\top O - VV^\top$ stay; where the output is bilinear in (U, V), that is for linear attention and for softmax
+    attention on Gaussian regression at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays. Of other kinds of attention
+    nothing is known to stay.
     """
-    if isinstance(layers, MultiHead):
+    if type(layers) is MultiHead:
         return {
             f"head {i}: {name}": value
             for i, head in enumerate(layers.heads)
             for name, value in conserved_quantities(head, task, L).items()
         }
-    if isinstance(layers, Head):
+    if type(layers) is Head:
         K, Q, V, O = layers.K, layers.Q, layers.V, layers.O
         conserved = {"K Kᵀ − Q Qᵀ": _gram(K) - _gram(Q)}
         if O is not None:
             conserved["Oᵀ O − V Vᵀ"] = _gram(jnp.swapaxes(O, -1, -2)) - _gram(V)
         return conserved
-    bilinear = isinstance(layers, LinearAttention) or (isinstance(task, LinearRegression) and math.inf == L)
-    if isinstance(layers, AbstractAttention) and bilinear:
+    kind, limit = kind_of(layers), type(task) is LinearRegression and math.inf == L
+    if isinstance(layers, AbstractAttention) and (kind == "linear" or (kind == "softmax" and limit)):
         return {"‖U‖² − ‖V‖²": jnp.sum(layers.U**2, axis=(-2, -1)) - jnp.sum(layers.V**2, axis=(-2, -1))}
     return {}
 

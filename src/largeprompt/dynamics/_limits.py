@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
-from largeprompt.attention import LinearAttention, Merged, SoftmaxAttention
+from largeprompt.attention import Head, LinearAttention, Merged, SoftmaxAttention, kind_of
 from largeprompt.icl import LinearRegression, aligned_blocks, as_regression, best_reading, blocks, from_blocks
 
 
@@ -18,11 +18,11 @@ def flow_limit(task: LinearRegression, init: Merged, L: int | float = math.inf) 
     $A\to\Sigma^{-1}/r$, $r = \mathrm{tr}(\Sigma^{-2})^{1/4}$; Appendix F.3 for singular Σ.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    if not isinstance(init, LinearAttention | SoftmaxAttention):
+    if isinstance(init, Head) or kind_of(init) is None:
         raise ValueError(
             f"init is of type {type(init).__name__}; it must be a start such as structured_start(task, alpha)"
         )
-    if isinstance(init, SoftmaxAttention) and math.inf != L:
+    if kind_of(init) == "softmax" and math.inf != L:
         raise ValueError(
             f"L is {L}; the limit of the softmax flow is known at L = inf only (follow it with gradient_flow)"
         )

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 import equinox as eqx
 import numpy as np
 
-from largeprompt.attention import AbstractLayer, Head, LinearAttention, MultiHead, SoftmaxAttention
+from largeprompt.attention import (
+    AbstractLayer,
+    Head,
+    LinearAttention,
+    MultiHead,
+    SoftmaxAttention,
+    kind_of,
+    known_heads,
+)
 from largeprompt.dynamics import Layers, Training
 from largeprompt.icl import LinearRegression
 
@@ -58,14 +66,14 @@ class Form:
 def refusal(training: Training, layers: Layers) -> str | None:
     """Why the fused engine cannot carry this training out; None where it can."""
     task = training.task
-    if not isinstance(task, LinearRegression):
+    if type(task) is not LinearRegression:
         return f"the task is {type(task).__name__}, not LinearRegression with its own loss"
     if task.targets != 1:
         return f"the task has {task.targets} targets, not one"
     kinds = []
     for layer in layers:
-        if not isinstance(layer, Head | MultiHead | SoftmaxAttention | LinearAttention):
-            return f"a layer is {type(layer).__name__}"
+        if known_heads(layer) is None:
+            return f"a layer is {type(layer).__name__}, not softmax or linear attention or heads of these"
         parts = _heads(layer)
         if len({_kind(part) for part in parts}) > 1:
             return "a layer mixes softmax and linear heads"
@@ -84,10 +92,9 @@ def _heads(layer: AbstractLayer) -> Sequence[AbstractLayer]:
 
 
 def _kind(layer: AbstractLayer) -> str:
-    first = _heads(layer)[0]
-    if isinstance(first, Head):
-        return first.kind
-    return "softmax" if isinstance(first, SoftmaxAttention) else "linear"
+    kind = kind_of(_heads(layer)[0])
+    assert kind is not None  # refused before
+    return kind
 
 
 def _shape(head: AbstractLayer) -> object:

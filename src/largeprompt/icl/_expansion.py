@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, merged_form, softmax_form
+from largeprompt.attention import AbstractLayer, softmax_form
 
 from ._closed_forms import Blocks, blocks, gaussian_risk
 from ._optima import as_regression
@@ -42,5 +42,5 @@ def rate(parts: Blocks, task: LinearRegression) -> Float[Array, ""]:
 def risk_expansion(layer: AbstractLayer, task: LinearRegression, L: int | float) -> Float[Array, ""]:
     r"""$R_\infty + \text{rate}/L$: the risk of softmax attention to first order, good once $L \gg e^{2\nu}$."""
     task = as_regression(task)
-    parts = blocks(merged_form(as_predictor(layer, task)), task)
+    parts = blocks(softmax_form(as_predictor(layer, task)), task)
     return gaussian_risk(parts, task, jnp.inf) + risk_rate(layer, task) / checks.prompt_length(L)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
-from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments, merged_form, softmax_form
+from largeprompt.attention import AbstractLayer, WeightMoments, linear_form, merged_form, softmax_form
 
 from ._closed_forms import blocks, gaussian_risk
 from ._estimate import Estimate
@@ -76,8 +76,7 @@ def initial_gaps(
     task, L = as_regression(task), checks.prompt_length(L)
     n = power_of_two(max(2, checks.count("draws", draws, at_least=2) // REPLICATES))
     softmax_form(as_predictor(softmax, task))
-    if not isinstance(merged_form(as_predictor(linear, task)), LinearAttention):
-        raise ValueError("linear is softmax attention; it must be linear attention")
+    linear_form(as_predictor(linear, task))
     if [part.shape for part in _arrays(softmax)] != [part.shape for part in _arrays(linear)]:
         raise ValueError("softmax and linear have parameters of different shapes; their gradients have no difference")
     normal = gaussian_nodes(checks.key_or_default(key), task.d * (1 + task.targets), n, REPLICATES)

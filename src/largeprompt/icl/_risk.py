@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments
+from largeprompt.attention import AbstractLayer, WeightMoments, kind_of
 
 from ._aligned_risk import aligned_risk
 from ._estimate import Estimate, Gradient, norm
@@ -108,7 +108,7 @@ def risk_function(
     merged = gaussian_form(layer, task)
     if method == "auto" and merged is not None and isinstance(task, LinearRegression):
         aligned, dtype = is_aligned(layer, task), task.Sigma.dtype
-        if isinstance(merged, LinearAttention) or math.inf == L:
+        if kind_of(merged) == "linear" or math.inf == L:
             normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
             return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
         if not query_in_prompt:

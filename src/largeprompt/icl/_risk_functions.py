@@ -12,10 +12,8 @@ from largeprompt._checks import is_traced
 from largeprompt.attention import (
     AbstractAttention,
     AbstractLayer,
-    Head,
-    LinearAttention,
-    SoftmaxAttention,
     WeightMoments,
+    kind_of,
     merged_form,
     with_query,
 )
@@ -255,10 +253,7 @@ class OverInstances(AbstractRisk):
 
 def gaussian_form(layer: AbstractLayer, task: AbstractTask) -> AbstractAttention | None:
     """The (U, V) form of a layer whose moments on the task are known exactly, if it has one."""
-    if not isinstance(task, LinearRegression) or not isinstance(layer, Head | AbstractAttention):
-        return None
-    merged = merged_form(layer)
-    return merged if isinstance(merged, SoftmaxAttention | LinearAttention) else None
+    return merged_form(layer) if type(task) is LinearRegression and kind_of(layer) is not None else None
 
 
 def is_aligned(layer: AbstractLayer, task: LinearRegression) -> bool:

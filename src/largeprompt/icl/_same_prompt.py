@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments, merged_form, softmax_form
+from largeprompt.attention import AbstractLayer, WeightMoments, linear_form, softmax_form
 
 from ._closed_forms import Blocks, blocks
 from ._estimate import Estimate
@@ -43,9 +43,7 @@ def same_prompt_gap(
     task, L = as_regression(task), checks.prompt_length(L)
     stream = checks.key_or_default(key)
     n = max(2, checks.count("draws", draws, at_least=2) // REPLICATES)
-    curved, straight = softmax_form(as_predictor(softmax, task)), merged_form(as_predictor(linear, task))
-    if not isinstance(straight, LinearAttention):
-        raise ValueError("linear is softmax attention; it must be linear attention")
+    curved, straight = softmax_form(as_predictor(softmax, task)), linear_form(as_predictor(linear, task))
     nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
     length = jnp.asarray(L, task.Sigma.dtype)
     means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)

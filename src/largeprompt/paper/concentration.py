@@ -240,13 +240,16 @@ def prompt_length_lines(found: Any, notes: Sequence[str] = ()) -> Iterator[Text]
     error = f"a {kind or 'root mean square error'} of {found.epsilon:g}"
     length = f"L = {_count(found.L, 1e12)} tokens a prompt" if math.isfinite(found.L) else "no length up to 1e60"
     yield Text(f"{length} for {error}")
+    if found.lasting > found.L:
+        later = f"from L = {_count(found.lasting, 1e12)} on" if math.isfinite(found.lasting) else "at no length on"
+        yield Text(f"{later} every longer prompt does too: in between the {kind or 'error'} is larger again")
     yield Text("; ".join(part for part in (found.method, found.regime.sentence) if part))
     yield from (Text(f"but {note}") for note in notes)
     if found.checked and found.measured > 0:
         root = math.sqrt(found.measured)
         yield Text(f"measured at that length: {root:.4g} ± {found.measured_stderr / (2 * root):.1g}")
     elif not found.checked:
-        yield Text("not measured: prompts of that length are too long to draw")
+        yield Text(f"not measured: {found.unchecked_reason}")
     if found.bound_refusal:
         yield Text(f"the paper's bound does not serve: {found.bound_refusal}")
     else:
