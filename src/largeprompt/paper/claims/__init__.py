@@ -2,14 +2,17 @@
 
 from . import _flow_limits, _initialisation, _ladder, _limits, _paths, _rates, _trained
 from ._claim import ERRORS as ERRORS
+from ._claim import ROLES as ROLES
 from ._claim import RULE as RULE
 from ._claim import VERDICTS as VERDICTS
 from ._claim import Check as Check
 from ._claim import Claim as Claim
 from ._claim import Finding as Finding
-from ._claim import mean_over_seeds as mean_over_seeds
+from ._claim import Role as Role
 from ._claim import not_settled as not_settled
 from ._errata import entries as entries
+from ._statistics import mean_of_counts as mean_of_counts
+from ._statistics import mean_over_seeds as mean_over_seeds
 
 _MODULES = (_initialisation, _trained, _paths, _limits, _rates, _ladder, _flow_limits)
 CLAIMS: dict[str, Claim] = {
