@@ -13,7 +13,7 @@ import xarray as xr
 
 from largeprompt import lab
 from largeprompt.lab import Interrupted, Run, Store
-from largeprompt.paper.claims import CLAIMS, RULE, Claim, entries
+from largeprompt.paper.claims import CLAIMS, ROLES, RULE, Claim, entries
 from largeprompt.paper.figures import FIGURES
 from largeprompt.paper.files import plain, read_json, write, write_json
 from largeprompt.paper.machine import machine, versions
@@ -157,6 +157,7 @@ class Job:
             "preset": self.settings.preset,
             "choice": self._stamp(),
             "rule": RULE,
+            "roles": ROLES,
             "claims": [self._entry(claim, results) for claim in self.claims],
             "errata": entries(results[Errata()]) if self.errata else [],
         }

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from largeprompt.paper.pieces import Needed, Results
 from largeprompt.paper.settings import Settings
 
+from ._roles import Role
+
 Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds within error", "not settled at this preset", "does not hold")
 ERRORS = 3.0  # standard errors that decide
@@ -24,13 +26,6 @@ RULE = (
     "checks: if one fails, it fails. Only tests of the paper could have failed on its account; identities and bounds "
     "with room check this software."
 )
-Role = Literal["test", "identity", "bound", "context"]
-ROLES: dict[Role, str] = {
-    "test": "a test of the paper: the numbers could have come out against it",
-    "identity": "proved exactly: a difference would be a misprint, or an error of this software",
-    "bound": "a proved bound with decades of room, which numbers cannot break: they check this software",
-    "context": "a comparison for context, which says nothing about the paper",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What became of a claim: its checks, the first of them the one to show, a remark, the decades a bound has to spare."""
+    """What became of a claim: its checks, the first of them the one to show, a remark, and a bound's decades of room."""
 
     checks: tuple[Check, ...]
     remark: str = ""

@@ -33,10 +33,11 @@ def _ends(covariance: str, settings: Settings, results: Results) -> xr.Dataset:
 def at_convergence(data: xr.Dataset, member: str) -> tuple[np.ndarray, np.ndarray]:
     """The mean final risk of the runs that converged, at each length, with its error.
 
-    Failed starts are left out, as the paper runs them again. The error has three parts. Between seeds: the spread of
-    converged runs, alike at all lengths and so pooled over them, by Student's law. Nodes: the standard error of the
-    recorded risk, which seeds share. Selection: what is left to the exact least risk, below which no run can end, so
-    that it contains what longer training and better starts could change. A length without a converged run is unknown.
+    Failed starts are left out, as the paper runs them again. The error has two parts. Between seeds: the spread of
+    converged runs, alike at all lengths and so pooled over them, by Student's law. Common to seeds: what is left to the
+    exact least risk, below which no run can end, so that it contains what longer training and better starts could
+    change; or the standard error of the recorded risk, with which that is measured, if it is larger. A length without a
+    converged run is unknown.
     """
     here = data.sel(member=member)
     risk = here.risk.where(here.verdict == "converged")
@@ -48,7 +49,7 @@ def at_convergence(data: xr.Dataset, member: str) -> tuple[np.ndarray, np.ndarra
     between = widened(seeds) * spread / np.sqrt(np.maximum(counts, 1))
     nodes = here.risk_stderr.where(here.verdict == "converged").mean("seed").values
     left = np.abs(mean.values - here[f"{member}_optimum"].values)
-    return mean.values, np.sqrt(between**2 + nodes**2 + left**2)
+    return mean.values, np.hypot(between, np.maximum(nodes, left))
 
 
 def _lengths(data: xr.Dataset) -> list[str]:
@@ -202,14 +203,14 @@ def _t15(settings: Settings, results: Results) -> Finding:
     check = Check(label, float(data.minutes), "<", 30.0, float(data.stderr))
     return Finding(
         (check,),
-        f"{30 / float(data.minutes):.0f} times less than the paper says. This is the time of another program on another "
-        "machine: it says what a reader may expect, and nothing about the paper's laptop.",
+        f"{30 / float(data.minutes):.0f} times less than the paper says. This is another program on another machine: "
+        "it says what a reader may expect, and nothing about the paper's laptop.",
     )
 
 
 _ERROR = (
-    "The error has the spread between seeds, that of the nodes of the risk, and what is left to the exact least risk, "
-    "which longer training and better starts could change."
+    "The error has the spread between seeds and what is left to the exact least risk, which longer training and better "
+    "starts could change."
 )
 CLAIMS = (
     Claim(

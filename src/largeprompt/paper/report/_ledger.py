@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import ROLES, VERDICTS, role_in_words
 from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, element, join, prose
 from largeprompt.paper.report._summary import STYLES, verdict
 from largeprompt.paper.report._words import check, comparison, demand, number, reading
 
-_COLUMNS = ("key", "statement", "place", "measured", "verdict", "figures")
+_COLUMNS = ("key", "role", "statement", "place", "measured", "verdict", "figures")
 
 
 def claims(found: Finished) -> Html:
-    """The ledger: a line a claim, which opens to all that was measured for it."""
+    """The ledger: a line for each claim, which opens to all that was measured for it."""
     heads = [
         element(
             "th",
@@ -39,6 +39,19 @@ def claims(found: Finished) -> Html:
             )
             for name in VERDICTS
         ),
+        *(
+            element(
+                "button",
+                name,
+                " ",
+                element("span", str(sum(claim["role"] == name for claim in found.claims))),
+                type="button",
+                aria_pressed="false",
+                data_role=name,
+                title=meaning,
+            )
+            for name, meaning in ROLES.items()
+        ),
     ]
     there = {drawn.key: drawn.anchor for drawn in found.figures}
     return element(
@@ -46,8 +59,13 @@ def claims(found: Finished) -> Html:
         element("h2", "Ledger"),
         element("p", element("b", "The rule. "), prose(found.ledger["rule"]), class_="rule"),
         element(
+            "dl",
+            [element("div", element("dt", name), element("dd", words)) for name, words in ROLES.items()],
+            class_="facts rule",
+        ),
+        element(
             "div",
-            element("div", filters, class_="filters", role="group", aria_label="Show claims by verdict"),
+            element("div", filters, class_="filters", role="group", aria_label="Show claims by verdict and role"),
             element("button", "Open all", type="button", id="open-all", aria_pressed="false"),
             class_="tools",
         ),
@@ -80,6 +98,7 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
     )
     order = {
         "key": key,
+        "role": claim["role"],
         "statement": claim["statement"],
         "place": claim["place"],
         "measured": check(first) if first else "",
@@ -87,6 +106,7 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
     order |= {"verdict": str(VERDICTS.index(claim["verdict"])), "figures": " ".join(claim["figures"])}
     cells = (
         toggle,
+        role_in_words(claim),
         prose(claim["statement"]),
         prose(claim["place"]),
         _check(first),
@@ -108,11 +128,12 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
         element("tr", row),
         element(
             "tr",
-            element("td", element("div", _details(claim), id=more, hidden="until-found"), colspan=6),
+            element("td", element("div", _details(claim), id=more, hidden="until-found"), colspan=len(_COLUMNS)),
             class_="more",
         ),
         id=f"claim-{key}",
         data_verdict=claim["verdict"],
+        data_role=claim["role"],
     )
 
 
