@@ -70,7 +70,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What became of a claim: its checks, the first of them the one to show, a remark, and a bound's decades of room."""
+    """What became of a claim: its checks, the first of them the one to show, a remark, a bound's decades of room."""
 
     checks: tuple[Check, ...]
     remark: str = ""

@@ -12,6 +12,7 @@ too, errors are widened until they are as rare:
 - the worst of $m$ numbers is judged by errors that are as rare among $m$ as three are for one (Bonferroni).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from scipy.stats import t as student
 from ._claim import ERRORS, Check
 
 
+@functools.cache
 def widened(n: int) -> float:
     """By how much the error of a mean over n seeds is widened: three of it are then as rare as for many."""
     return float(student.isf(norm.sf(ERRORS), n - 1)) / ERRORS if n > 1 else math.inf
@@ -56,6 +58,12 @@ def mean_of_counts(
     return target + float(of_seeds.sum()) / total, math.hypot(about_target, unknown * step)
 
 
+@functools.cache
+def _among(m: int) -> float:
+    """By how much an error is widened, so that three of it are as rare among m numbers as for one."""
+    return float(norm.isf(norm.sf(ERRORS) / m)) / ERRORS
+
+
 def worst(
     label: str,
     values: Float[np.ndarray, " m"],
@@ -67,7 +75,7 @@ def worst(
     """That all values are on one side of a target: the one that is least so, in errors. All must be known."""
     if len(values) == 0 or np.isnan(values).any():
         return Check(label, math.nan, relation, target, math.inf)
-    wider = np.asarray(errors, float) * float(norm.isf(norm.sf(ERRORS) / len(values))) / ERRORS
+    wider = np.asarray(errors, float) * _among(len(values))
     margins = (np.asarray(values) - target) * (1 if relation == ">" else -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         i = int(np.nanargmin(np.where(wider > 0, margins / wider, np.sign(margins) * math.inf)))

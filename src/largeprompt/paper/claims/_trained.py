@@ -166,7 +166,7 @@ def _c11(settings: Settings, results: Results) -> Finding:
         share, error = mean_of_counts(more.transpose("seed", "L").values, 0.0, 1.0, unknown)
         n = int(run.any("L").sum())
         label = f"{_NAMES[covariance]}: share of failed runs, linear − softmax, mean over {n} seeds and their lengths"
-        checks.append(Check(label, share, ">", 0.0, error, resolution=0.2))
+        checks.append(Check(label, share, ">", 0.0, error))
         told = ", ".join(f"{member} {int(failed.sel(member=member).where(run).sum())}" for member in MEMBERS[::-1])
         counts.append(f"{_NAMES[covariance]}: {told} of {int(run.sum())}, {int((left & run).sum())} unfinished")
     return Finding(tuple(checks), f"Failed is trapped or diverged; {'; '.join(counts)} pairs.")
@@ -263,8 +263,8 @@ CLAIMS = (
         "Appendix A.2",
         "Softmax attention trains more stably than linear attention, which fails from some random starts.",
         "Share of runs trapped or diverged, linear minus softmax from the same starts on the same tokens, mean over "
-        "all runs; settled with an error below 0.2. The error is over seeds, and that which it would have if both were "
-        "alike; pairs that are not finished count as alike, and widen it.",
+        "all runs. The error is over seeds, and that which it would have if both were alike; unfinished pairs count as "
+        "alike, and widen it.",
         needs_of("2", "6"),
         _c11,
         ("2", "6"),
