@@ -3,6 +3,7 @@
 from typing import Any
 
 from largeprompt.paper.claims import ROLES, VERDICTS, role_in_words
+from largeprompt.paper.errata import Erratum
 from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, element, join, prose
 from largeprompt.paper.report._summary import STYLES, verdict
@@ -179,8 +180,9 @@ def errata(found: Finished) -> Html:
         element("h2", "Errata"),
         element(
             "p",
-            f"Places of the paper that are not right as printed; {confirmed} of {len(found.errata)} are confirmed by "
-            "numbers, that is, every comparison against what is printed and for what should stand there holds.",
+            "Places of the paper that are not right or not complete as printed. "
+            f"{confirmed} of {len(found.errata)} are confirmed by numbers, that is, every comparison against what is "
+            "printed (of a gap: that something is missing) and for what should stand there holds.",
             class_="rule",
         ),
         element(
@@ -196,13 +198,14 @@ def errata(found: Finished) -> Html:
 
 def _erratum(erratum: dict[str, Any]) -> Html:
     count = len(erratum["against"]) + len(erratum["repair"])
+    reason, *titles = Erratum.HEADINGS[erratum["kind"]]
     evidence = element(
         "details",
         element("summary", f"{number(count)} comparisons"),
         element("p", prose(erratum["setting"])),
         [
-            _comparisons(title, erratum[name])
-            for title, name in (("Printed fails", "against"), ("Corrected holds", "repair"))
+            _comparisons(title.capitalize(), erratum[name])
+            for title, name in zip(titles, ("against", "repair"), strict=True)
         ],
     )
     confirmed = erratum["confirmed"]
@@ -218,7 +221,7 @@ def _erratum(erratum: dict[str, Any]) -> Html:
             element("p", prose(erratum["summary"]), class_="what"),
             element("p", element("b", "Printed. "), prose(erratum["printed"]), class_="said"),
             element("p", element("b", "→ Right. "), prose(erratum["correction"])),
-            element("details", element("summary", "Why"), element("p", prose(erratum["why"]))),
+            element("details", element("summary", reason), element("p", prose(erratum["why"]))),
             class_="change",
         ),
         element("td", evidence, class_="evidence"),
