@@ -73,6 +73,7 @@ def claim(key, verdict, figures=(), statement="It falls.", checks=1):
     return {
         "key": key,
         "place": "Section 6",
+        "role": "identity" if key.startswith("T") else "test",
         "statement": statement,
         "measured": "The slope.",
         "verdict": verdict,

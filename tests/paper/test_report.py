@@ -175,9 +175,14 @@ def test_the_ledger_sorts_both_ways_by_mouse_and_keyboard(page):
 
 def test_verdicts_filter_the_ledger_and_links_open_a_claim(page):
     page.locator(".count.holds").click()
-    assert keys(page) == ["C10", "T1"]
-    page.locator(".filters").get_by_role("button", name="does not hold").click()
+    assert keys(page) == ["C10"]  # T1 holds too, and is no test of the paper
+    filters = page.locator(".filters")
+    filters.get_by_role("button", name="does not hold").click()
     assert keys(page) == ["C2"]
+    filters.get_by_role("button", name="all").click()
+    assert len(keys(page)) == 4
+    filters.get_by_role("button", name="identity").click()
+    assert keys(page) == ["T1"]
     details = page.locator("#claim-C10 .details")
     assert not details.is_visible()
     page.locator("#figure-1a .links a", has_text="C10").click()
@@ -246,13 +251,30 @@ def test_the_text_says_the_same(folder):
     assert "![Figure 1a: The gap](../figures/figure-1a.svg)" in text
     assert "- At L = 10 it is 0.01." in text
     assert "```sh\nlargeprompt figure 1a --preset quick\n```" in text
-    assert "| C10 | It falls. | Section 6 | slope: 0.9123 ± 0.012 &gt; 0.5 | ✓ holds | 1a |" in text
+    assert "| C10 | test | It falls. | Section 6 | slope: 0.9123 ± 0.012 &gt; 0.5 | ✓ holds | 1a |" in text
+    assert "Of 3 tests of the paper:\n\n- ✓ holds: 1\n" in text
+    assert "- 1 identities and bounds with room, which check this software: 1 holds" in text
     assert "- C1: It falls. Too few seeds." in text
     assert "| starts | identity × 100 × 16 |" in text
     assert "<script" not in text
     rows = [line for line in text.splitlines() if line.startswith("| E1")]
     assert len(rows) == 1
     assert rows[0].replace("\\|", "").count("|") == 6
+
+
+def test_a_ledger_of_an_earlier_version_gets_the_roles_of_its_claims(tmp_path):
+    folder = reproduction(tmp_path / "results")
+    ledger = json.loads((folder / "ledger.json").read_text())
+    for claim in ledger["claims"]:
+        del claim["role"]
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    text = write(folder, FIGURES)[1].read_text()
+    assert "| T1 | identity |" in text
+    assert "| C10 | test |" in text
+    ledger["claims"][0]["role"] = "proof"
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    with pytest.raises(ValueError, match="C10 is 'proof', not one of"):
+        write(folder, FIGURES)
 
 
 def test_what_a_gpu_did_is_told_apart(tmp_path):

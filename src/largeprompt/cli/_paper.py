@@ -196,7 +196,8 @@ def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
         screen.print(f"{job.settings.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
         if job.out_of_reach:
             few = f"{job.settings.seeds} seed{'s' if job.settings.seeds > 1 else ''} cannot settle"
-            screen.print(f"{few} {', '.join(job.out_of_reach)}; --seeds 3 may", highlight=False, soft_wrap=True)
+            enough = max(claim.seeds for claim in job.claims if claim.key in job.out_of_reach)
+            screen.print(f"{few} {', '.join(job.out_of_reach)}; --seeds {enough} may", highlight=False, soft_wrap=True)
     return plan
 
 

@@ -13,7 +13,7 @@ import xarray as xr
 
 from largeprompt import lab
 from largeprompt.lab import Interrupted, Run, Store
-from largeprompt.paper.claims import CLAIMS, RULE, Claim, entries
+from largeprompt.paper.claims import CLAIMS, ROLES, RULE, Claim, entries
 from largeprompt.paper.figures import FIGURES
 from largeprompt.paper.files import plain, read_json, write, write_json
 from largeprompt.paper.machine import machine, versions
@@ -157,6 +157,7 @@ class Job:
             "preset": self.settings.preset,
             "choice": self._stamp(),
             "rule": RULE,
+            "roles": ROLES,
             "claims": [self._entry(claim, results) for claim in self.claims],
             "errata": entries(results[Errata()]) if self.errata else [],
         }
@@ -170,8 +171,15 @@ class Job:
 
     @property
     def out_of_reach(self) -> tuple[str, ...]:
-        """Claims that so few seeds cannot settle."""
-        return tuple(claim.key for claim in self.claims if claim.seeds > self.settings.seeds)
+        """Claims that so few seeds cannot settle: the fewest that one of their covariances is trained from."""
+        found = []
+        for claim in self.claims:
+            seeds: dict[str, set[int]] = {}
+            for run in (need for need in claim.needs(self.settings) if isinstance(need, Run)):
+                seeds.setdefault(run.sigma, set()).add(run.weight_seed)
+            if claim.seeds > min(map(len, seeds.values()), default=self.settings.seeds):
+                found.append(claim.key)
+        return tuple(found)
 
     def reproduce(self, plan: Plan, listener: Listener | None = None) -> Reproduction:
         """Carry it out and write it up: pictures, data, ledger and report."""

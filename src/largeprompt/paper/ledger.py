@@ -1,4 +1,4 @@
-"""How the ledger is told on a terminal."""
+"""The ledger on a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,22 +7,22 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import ROLES, VERDICTS, counted, role_in_words
 
 _STYLES: dict[str, str] = dict(zip(VERDICTS, ("green", "cyan", "yellow", "bold red"), strict=True))
 
 
 def ledger_table(ledger: Mapping[str, Any]) -> Iterator[Table | Text]:
-    """A line a claim with its deciding number; then the errata in one, and what is not settled."""
+    """A line for each claim with its deciding number; then counts by role, the errata, and what is not settled."""
     table = Table(title=f"The claims of the paper ({ledger['preset']})", box=box.SIMPLE_HEAD)
-    for name in ("", "claim", "number", "verdict"):
-        table.add_column(name, overflow="fold", no_wrap=name == "")
+    for name in ("", "role", "claim", "number", "verdict"):
+        table.add_column(name, overflow="fold", no_wrap=name == "", max_width=10 if name == "role" else None)
     for entry in ledger["claims"]:
         number = told(entry["checks"][0]) if entry["checks"] else "–"
-        table.add_row(entry["key"], entry["statement"], Text(number), _verdict(entry["verdict"]))
+        role = Text(role_in_words(entry))
+        table.add_row(entry["key"], role, entry["statement"], Text(number), _verdict(entry["verdict"]))
     yield table
-    counts = [(verdict, sum(entry["verdict"] == verdict for entry in ledger["claims"])) for verdict in VERDICTS]
-    yield Text(f"{len(ledger['claims'])} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts if n))
+    yield from map(Text, counted(ledger["claims"], VERDICTS))
     if ledger["errata"]:
         confirmed = sum(erratum["confirmed"] for erratum in ledger["errata"])
         yield Text(f"{len(ledger['errata'])} errata: {confirmed} confirmed by their numbers, recomputed")
@@ -36,6 +36,7 @@ def claim_lines(ledger: Mapping[str, Any]) -> Iterator[Text]:
     for entry in ledger["claims"]:
         yield Text.assemble((f"{entry['key']}  ", "bold"), (entry["verdict"], _STYLES[entry["verdict"]]))
         yield Text(f"  {entry['statement']} [{entry['place']}]")
+        yield Text(f"  {role_in_words(entry)}: {ROLES[entry['role']]}")
         yield Text(f"  measured: {entry['measured']}")
         for check in entry["checks"]:
             yield Text.assemble(f"  – {told(check)}: ", (check["verdict"], _STYLES[check["verdict"]]))

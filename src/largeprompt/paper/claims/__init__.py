@@ -7,9 +7,14 @@ from ._claim import VERDICTS as VERDICTS
 from ._claim import Check as Check
 from ._claim import Claim as Claim
 from ._claim import Finding as Finding
-from ._claim import mean_over_seeds as mean_over_seeds
 from ._claim import not_settled as not_settled
 from ._errata import entries as entries
+from ._roles import ROLES as ROLES
+from ._roles import Role as Role
+from ._roles import counted as counted
+from ._roles import role_in_words as role_in_words
+from ._statistics import mean_of_counts as mean_of_counts
+from ._statistics import mean_over_seeds as mean_over_seeds
 
 _MODULES = (_initialisation, _trained, _paths, _limits, _rates, _ladder, _flow_limits)
 CLAIMS: dict[str, Claim] = {

@@ -5,12 +5,10 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
-
 from largeprompt.paper.pieces import Needed, Results
 from largeprompt.paper.settings import Settings
+
+from ._roles import Role
 
 Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds within error", "not settled at this preset", "does not hold")
@@ -19,10 +17,14 @@ RULE = (
     "A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, "
     "less, or equal within a stated tolerance. Its margin is by how much the number is on the right side. It holds if "
     "the margin exceeds three standard errors and does not hold if it is below minus three. Between, an equality holds "
-    "within error; so does an inequality that is on the right side; one on the wrong side is not settled. The error "
-    "of a mean over few seeds is widened, so that three of it are as rare as for many. Where the number could not be "
-    "measured, one seed leaves its error unknown, or the error exceeds what the check would resolve, it is not "
-    "settled at this preset. A claim has the worst verdict among its checks: if one fails, it fails."
+    "within error, and an inequality is not settled. An error contains what varies: seeds, the noise of training, the "
+    "choice of runs. That of a mean over few seeds is widened by Student's law, so that three of it are as rare as for "
+    "many, and that of the worst of several numbers likewise. Counts and shares, which tie, have the error that they "
+    "would have if the target were true, and at least one step of one seed: fewer than ten seeds settle nothing of "
+    "them, equal or not. Where the number could not be measured, one seed leaves its error unknown, or the error "
+    "exceeds what the check would resolve, it is not settled at this preset. A claim has the worst verdict among its "
+    "checks: if one fails, it fails. Only tests of the paper could have failed on its account; identities and bounds "
+    "with room check this software."
 )
 
 
@@ -63,15 +65,16 @@ class Check:
             return "holds"
         if self.margin < -reach:
             return "does not hold"
-        return "holds within error" if equality or self.margin > 0 else "not settled at this preset"
+        return "holds within error" if equality else "not settled at this preset"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What became of a claim: its checks, the first of them the one to show, and a remark."""
+    """What became of a claim: its checks, the first of them the one to show, a remark, a bound's decades of room."""
 
     checks: tuple[Check, ...]
     remark: str = ""
+    room: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -82,7 +85,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A testable statement of the paper: where it stands, what is measured for it, and how numbers decide."""
+    """A statement of the paper: where it stands, what is measured for it, how numbers decide, and what they can decide.
+
+    Its `role` is one of `ROLES`.
+    """
 
     key: str
     place: str
@@ -92,6 +98,7 @@ class Claim:
     judge: Callable[[Settings, Results], Finding]
     figures: tuple[str, ...] = ()
     seeds: int = 1  # fewest that can settle it
+    role: Role = "test"
 
     def entry(self, settings: Settings, results: Results) -> dict[str, Any]:
         """Its line of the ledger, as plain data; the checks that decide come first."""
@@ -101,6 +108,8 @@ class Claim:
         return {
             "key": self.key,
             "place": self.place,
+            "role": self.role,
+            "room": finding.room,
             "statement": self.statement,
             "measured": self.measured,
             "verdict": finding.verdict,
@@ -115,18 +124,6 @@ def _plain(check: Check) -> dict[str, Any]:
     fields = dataclasses.asdict(check)
     unknown = [name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)]
     return fields | dict.fromkeys(unknown)
-
-
-def mean_over_seeds(values: Any) -> tuple[float, float]:
-    """The mean and its standard error, widened by Student's law; one value does not tell its error."""
-    values = np.asarray(values, float)
-    n = len(values)
-    if n == 0 or not np.isfinite(values).all():
-        return math.nan, math.inf
-    if n == 1:
-        return float(values[0]), math.inf
-    widened = float(student.ppf(norm.cdf(ERRORS), n - 1)) / ERRORS
-    return float(values.mean()), widened * float(values.std(ddof=1)) / math.sqrt(n)
 
 
 def not_settled(remark: str) -> Finding:

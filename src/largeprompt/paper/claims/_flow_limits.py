@@ -131,6 +131,7 @@ CLAIMS = (
         "without noise and with variance 0.1, against the limit in closed form.",
         needs=lambda settings: (_regular(settings),),
         judge=_t10,
+        role="identity",
     ),
     Claim(
         key="T11",
@@ -140,6 +141,7 @@ CLAIMS = (
         measured="The same for covariances of rank 4, 3 and 1 of 5, and a Θ that Σ does not see all of.",
         needs=lambda settings: (_singular(settings),),
         judge=_t11,
+        role="identity",
     ),
     Claim(
         key="T12",
@@ -149,6 +151,7 @@ CLAIMS = (
         "the largest inside: a start within 1e-13 of the structure, followed by the field that holds for all layers.",
         needs=lambda settings: _descents(settings, ("UV",)),
         judge=_t12,
+        role="identity",
     ),
     Claim(
         key="T13",
@@ -159,5 +162,6 @@ CLAIMS = (
         "infinite length, where softmax has the same risk.",
         needs=lambda settings: _descents(settings, _own(settings)),
         judge=_t13,
+        role="identity",
     ),
 )

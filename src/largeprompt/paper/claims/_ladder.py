@@ -103,7 +103,7 @@ def _t9(settings: Settings, results: Results) -> Finding:
     alpha = float(ladders[0][1].alpha)
     remark = (
         f"With label noise of variance s² the Bayes risk is s²/2 (erratum T16); α = {alpha:g} lies in the printed "
-        "range, which is not needed (E14). Extrapolated in 1/L from the two longest prompts; the error has what a "
+        "range, which is not needed (G14). Extrapolated in 1/L from the two longest prompts; the error has what a "
         "third changes."
     )
     return Finding(tuple(checks), remark)

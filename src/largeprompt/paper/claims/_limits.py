@@ -139,6 +139,7 @@ CLAIMS = (
         "mean, covariance and marginals against the lemma's law.",
         needs=lambda settings: (_affine(settings),),
         judge=_t1,
+        role="identity",
     ),
     Claim(
         key="T2",
@@ -149,6 +150,7 @@ CLAIMS = (
         "square over queries of the difference between the two limits, relative to the linear one.",
         needs=lambda settings: (_linear(settings),),
         judge=_t2,
+        role="identity",
     ),
     Claim(
         key="T5",
@@ -168,5 +170,6 @@ CLAIMS = (
         "the closed form for Gaussians and the bound for laws of bounded support.",
         needs=lambda settings: (TiltedMoments(),),
         judge=_t6,
+        role="identity",
     ),
 )

@@ -70,6 +70,11 @@ def _least(line: xr.Dataset) -> float:
     return float(np.min(decades_above(line, ERRORS).values))
 
 
+def _room(data: xr.Dataset) -> float:
+    """The fewest decades between a bound and what is measured."""
+    return float(decades_above(data).values.min())
+
+
 def _remark(data: xr.Dataset) -> str:
     above = decades_above(data).values
     told = [f"The bounds lie 10^{above.min():.1f} to 10^{above.max():.1f} above what is measured."]
@@ -92,7 +97,7 @@ def _needs_laws(settings: Settings) -> tuple[Needed, ...]:
 def _t3(settings: Settings, results: Results) -> Finding:
     data = results[measured_laws(settings)].sel(quantity=["output"])
     remark = "Eq. (1) holds a factor ln L and so needs L ≥ 2 (errata E6); its constants depend on μ (G9)."
-    return Finding(_checks(data, "output"), f"{_remark(data)} {remark}")
+    return Finding(_checks(data, "output"), f"{_remark(data)} {remark}", _room(data))
 
 
 def _weights(settings: Settings) -> Weights:
@@ -104,14 +109,15 @@ def _t4(settings: Settings, results: Results) -> Finding:
     groups = [laws.sel(quantity=["V"]), laws.sel(quantity=["U"]), weights.sel(quantity=["K", "Q"])]
     checks = [_checks(data, _NAMES[str(data.quantity.values[0])]) for data in groups]
     flat = [check for group in zip(*checks, strict=True) for check in group]
-    return Finding(tuple(flat), " ".join(f"{_NAMES[str(d.quantity.values[0])]}: {_remark(d)}" for d in groups))
+    remarks = (f"{_NAMES[str(data.quantity.values[0])]}: {_remark(data)}" for data in groups)
+    return Finding(tuple(flat), " ".join(remarks), min(map(_room, groups)))
 
 
 _DECIDES = (
     "Mean squared deviation from the infinite prompt over fresh prompts and queries, at each length, for each law of "
     "tokens: the explicit bound lies above it with three errors; it falls faster than L^{−1/3}, which no printed bound "
-    "does; its slope and level over the longer half of the lengths are those that the sharp law predicts. Shown "
-    "of each is the law that comes nearest to failing."
+    "does; its slope and level over the longer half of the lengths are those that this library's sharp law predicts. "
+    "Shown of each is the law that comes nearest to failing."
 )
 CLAIMS = (
     Claim(
@@ -123,6 +129,7 @@ CLAIMS = (
         _needs_laws,
         _t3,
         ("laws",),
+        role="bound",
     ),
     Claim(
         "T4",
@@ -133,5 +140,6 @@ CLAIMS = (
         lambda settings: (*_needs_laws(settings), _weights(settings)),
         _t4,
         ("laws",),
+        role="bound",
     ),
 )

@@ -28,7 +28,7 @@ ERRATA: tuple[Erratum, ...] = tuple(
 
 
 def evidence() -> dict[str, Evidence]:
-    """The evidence of every erratum, recomputed: about 40 seconds, most of them compilation."""
+    """The evidence of every erratum, recomputed: about a minute, most of it compilation."""
     if jnp.zeros(()).dtype != jnp.float64:
         raise ValueError("JAX computes in float32, too coarse for this evidence; call largeprompt.use_float64() first")
     return {erratum.key: erratum.evidence() for erratum in ERRATA}

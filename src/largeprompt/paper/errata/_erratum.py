@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 Kind = Literal["error", "gap", "typo"]
 Relation = Literal["<", ">", "="]
@@ -57,10 +57,17 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Erratum:
-    """One place of the paper that is not right as it stands.
+    """One place of the paper that is not right, or not complete, as it stands.
 
     `error`: a statement that is false. `gap`: a step or a hypothesis that is missing. `typo`: a slip of the pen.
     """
+
+    HEADINGS: ClassVar[dict[Kind, tuple[str, str, str]]] = {
+        "error": ("Wrong because", "printed fails", "corrected holds"),
+        "gap": ("What is missing", "gap shown", "gap closed"),
+        "typo": ("Wrong because", "printed fails", "corrected holds"),
+    }
+    """What the reason and the two lists of evidence are called."""
 
     key: str
     kind: Kind

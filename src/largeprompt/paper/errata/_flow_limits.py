@@ -17,7 +17,7 @@ follow = partial(gradient_flow, rtol=1e-8, atol=1e-10, solver="explicit")
 
 
 def aligned(A: Float[np.ndarray, "d d"], r: float, task: LinearRegression) -> LinearAttention:
-    """The block structure of Assumption 5.1, p = c = 0, at any scale: `structured_start` warns outside E14's range."""
+    """The block structure of Assumption 5.1, p = c = 0, at any scale: `structured_start` warns outside G14's range."""
     return from_blocks(aligned_blocks(jnp.asarray(A), r, task), LinearAttention)
 
 
@@ -133,24 +133,26 @@ def _label_noise() -> Evidence:
 
 ERRATA = (
     Erratum(
-        key="E14",
-        kind="error",
+        key="G14",
+        kind="gap",
         place="Theorem 5.2",
-        summary="‖Σ‖ should be ‖Σ‖^{1/2} in the range of α; at L = ∞ no restriction is needed at all",
-        printed="""The initial scale is restricted to α < √2/(d^{1/4}‖Σ‖).""",
-        why="""If Σ is replaced by Σ/k, the parameters √k A, √k r give the same predictor rAΣ, so any
-        threshold on α must scale as ‖Σ‖^{−1/2}; the printed one does not. Such a condition serves to start
-        below the level of the saddle at 0: R_∞ = ½[trΣ − 2α² tr(PΣ²) + α⁴ tr(PΣ²PΣ)] with P = ΘΘᵀ, and
-        tr(PΣ²PΣ) ≤ ‖Σ‖ tr(PΣ²), so α²‖Σ‖ < 2 is enough. The printed range contains starts above the saddle
-        as soon as √d‖Σ‖ < 1.
+        summary="for ‖Σ‖ < 1 the range of α exceeds that of the theorem it rests on; at L = ∞ none is needed",
+        printed="""The initial scale is restricted to α < √2/(d^{1/4}‖Σ‖), and the limit of the flow is taken from
+        Zhang et al. (2024, Theorem 4.1).""",
+        why="""That theorem asks for α²‖Σ‖√d < 2 at L = ∞, that is α < √2/(d^{1/4}‖Σ‖^{1/2}). For ‖Σ‖ < 1, the case
+        that Lemma F.1 treats, the printed range is wider, so that a step is missing; for ‖Σ‖ > 1 it is narrower than
+        need be. Scaling shows which is meant: if Σ is replaced by Σ/k, the parameters √k A, √k r give the same
+        predictor rAΣ, so that a threshold on α scales as ‖Σ‖^{−1/2}. Such a condition serves to start below the
+        level of the saddle at 0: R_∞ = ½[trΣ − 2α² tr(PΣ²) + α⁴ tr(PΣ²PΣ)] with P = ΘΘᵀ, and tr(PΣ²PΣ) ≤ ‖Σ‖
+        tr(PΣ²), so α²‖Σ‖ < 2 is enough. The printed range contains starts above the saddle as soon as √d‖Σ‖ < 1.
 
-        The theorem is nevertheless true there. At L = ∞ and in the eigenbasis of Σ, Ȧ_ij = rσ_i²(δ_ij −
+        Theorem 5.2 is true there all the same. At L = ∞ and in the eigenbasis of Σ, Ȧ_ij = rσ_i²(δ_ij −
         rσ_jA_ij). Since A_ii(0) ≥ 0 and r(0) > 0, A_ii ≥ 0 for all time; and (d/dt) tr(Σ²A) = r Σ_i σ_i⁴(1
         − rσ_iA_ii) is positive near 0, so tr(Σ²A) > 0 cannot tend to 0 and the saddle is never approached.
         Balance, ‖A‖_F = r, bounds the trajectory; as the risk is a polynomial, it converges, and the only
         other critical points with p = c = 0 are minima.""",
-        correction="""Read α < √2/(d^{1/4}‖Σ‖^{1/2}), or drop the restriction: every α > 0 leads to the
-        limit of Remark 5.3 at L = ∞.""",
+        correction="""Read α < √2/(d^{1/4}‖Σ‖^{1/2}), or drop the restriction and add the argument above: every
+        α > 0 leads to the limit of Remark 5.3 at L = ∞.""",
         evidence=_initial_scale,
     ),
     Erratum(

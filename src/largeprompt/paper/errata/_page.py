@@ -10,20 +10,21 @@ OPENING = """
     # Errata
 
     Places of *Softmax as Linear Attention in the Large-Prompt Regime* (Boursier and Boyer, arXiv
-    2512.11784v2) that are not right as printed, each with its correction and with numbers that decide
-    between the two. The theorems survive: Eq. (1) needs L ≥ 2 (E6), Theorem 4.3 a stronger moment (E4), and
-    Theorem 5.2 nothing new. All numbers are computed, none by Monte Carlo: `pytest
-    tests/paper/test_errata.py` recomputes them and fails if a comparison does not hold or this page is out
-    of date, and
+    2512.11784v2) that are not right or not complete as printed, each with its correction and with numbers
+    that decide between the two. The theorems survive: Eq. (1) needs L ≥ 2 (E6), Theorem 4.3 a stronger moment (E4), and
+    Theorem 5.2 nothing new. All numbers are computed, by closed forms and fixed nodes:
+    `pytest tests/paper/test_errata.py` recomputes them and fails if a comparison does not hold or this page
+    is out of date, and
 
     ```sh
     python -c "import largeprompt as lp; lp.use_float64()
     from largeprompt.paper.errata import evidence, markdown; print(markdown(evidence()), end='')"
     ```
 
-    prints the page anew.
+    prints the page again.
 
-    An **error** is a false statement, a **gap** a missing step or hypothesis, a **typo** a slip of the pen.
+    An **error** is a false statement, a **gap** a missing step or hypothesis (the statement itself may be
+    true), a **typo** a slip of the pen.
     Notation is the paper's; d is the token dimension in Appendices C to E and the covariate dimension in
     Sections 5 and 6. Norms of matrices are operator norms unless marked F, s2 is the variance of the label
     noise, U = [[A, ·], [cᵀ, ·]] and the last row of V is v = (p, r). Numbers have four digits; those below
@@ -45,14 +46,15 @@ def _row(role: str, comparison: Comparison) -> str:
 
 
 def _section(erratum: Erratum, evidence: Evidence) -> str:
-    rows = [_row("printed fails", comparison) for comparison in evidence.against]
-    rows += [_row("corrected holds", comparison) for comparison in evidence.repair]
+    reason, against, repair = erratum.HEADINGS[erratum.kind]
+    rows = [_row(against, comparison) for comparison in evidence.against]
+    rows += [_row(repair, comparison) for comparison in evidence.repair]
     return "\n\n".join(
         (
             f"## {erratum.key}",
             f"*{erratum.kind.capitalize()}. {erratum.place}.*",
             f"**Printed.** {prose(erratum.printed)}",
-            f"**Wrong because.** {prose(erratum.why)}",
+            f"**{reason}.** {prose(erratum.why)}",
             f"**Right.** {prose(erratum.correction)}",
             f"**Numbers.** {prose(evidence.setting)}",
             "\n".join(

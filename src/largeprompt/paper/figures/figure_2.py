@@ -14,7 +14,6 @@ from .words import covariates
 _MARKS = {"softmax": "o", "linear": "s"}
 _CURVES = ("Bayes", *(f"{member}_{what}" for member in MEMBERS for what in ("optimum", "trap", "saddle")))
 _SMOOTH = 9  # lengths from which exact curves look smooth
-_TAIL = 0.1  # the last part of a run, by whose spread the noise of its final risk is told
 
 
 class FinalRisk(AbstractFigure):
@@ -115,10 +114,7 @@ def trained(settings: Settings, covariance: str) -> tuple[Needed, ...]:
 
 
 def final_risks(settings: Settings, covariance: str, results: Results) -> xr.Dataset:
-    """Where every run ended, by attention, length and seed; a seed that was not run at a length is NaN.
-
-    The error is what the last tenth of the run varies by, and what the nodes of the recorded risk leave.
-    """
+    """Where every run ended, by attention, length and seed; a seed that was not run at a length is NaN."""
     most = max(settings.seeds_at(covariance, L) for L in settings.lengths)
     shape = (len(MEMBERS), len(settings.lengths), most)
     risk, error = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -126,16 +122,15 @@ def final_risks(settings: Settings, covariance: str, results: Results) -> xr.Dat
     for j, L in enumerate(settings.lengths):
         for k, run in enumerate(settings.runs(covariance, (L,), settings.seeds_at(covariance, L))):
             data = results[run]
-            late = data.step.values >= (1 - _TAIL) * run.steps
             for i, member in enumerate(MEMBERS):
                 here = data.sel(member=member)
                 risk[i, j, k], verdict[i, j, k] = float(here.risk[-1]), str(here.verdict.values)
-                error[i, j, k] = np.hypot(np.std(here.risk.values[late]), float(here.risk_stderr[-1]))
+                error[i, j, k] = float(here.risk_stderr[-1])
     dims = ("member", "L", "seed")
     return xr.Dataset(
         {
             "risk": (dims, risk, {"long_name": "exact risk at the last parameters"}),
-            "risk_error": (dims, error, {"long_name": "noise of the descent and of the nodes of the risk"}),
+            "risk_stderr": (dims, error, {"long_name": "standard error of that risk, over its nodes"}),
             "verdict": (dims, verdict),
         },
         coords={"member": list(MEMBERS), "L": np.asarray(settings.lengths, np.int32), "seed": np.arange(most)},

@@ -11,7 +11,7 @@ from typing import Any
 import xarray as xr
 
 from largeprompt.paper.chart import Chart
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import CLAIMS, ROLES, VERDICTS
 from largeprompt.paper.figures import AbstractFigure
 from largeprompt.paper.files import read_json
 
@@ -65,9 +65,9 @@ class Finished:
         """The errata with their evidence."""
         return self.ledger.get("errata", [])
 
-    def judged(self, verdict: str) -> list[dict[str, Any]]:
-        """The claims of one verdict."""
-        return [claim for claim in self.claims if claim["verdict"] == verdict]
+    def judged(self, verdict: str, role: str | None = None) -> list[dict[str, Any]]:
+        """The claims of one verdict, all or those of one role."""
+        return [claim for claim in self.claims if claim["verdict"] == verdict and role in (None, claim["role"])]
 
 
 def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Finished:
@@ -79,6 +79,12 @@ def read(folder: Path, figures: Mapping[str, AbstractFigure]) -> Finished:
         if claim["verdict"] not in VERDICTS:
             raise ValueError(
                 f"{folder / 'ledger.json'}: {claim['key']} is judged {claim['verdict']!r}, not one of {VERDICTS}"
+            )
+        known = CLAIMS[claim["key"]].role if claim["key"] in CLAIMS else "test"
+        claim.setdefault("role", known)  # a ledger of an earlier version does not say it
+        if claim["role"] not in ROLES:
+            raise ValueError(
+                f"{folder / 'ledger.json'}: {claim['key']} is {claim['role']!r}, not one of {tuple(ROLES)}"
             )
     ledger["claims"].sort(key=_natural)
     unknown = [key for key in run["figures"] if key not in figures]

@@ -2,17 +2,18 @@
 
 from typing import Any
 
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import ROLES, VERDICTS, role_in_words
+from largeprompt.paper.errata import Erratum
 from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, element, join, prose
 from largeprompt.paper.report._summary import STYLES, verdict
 from largeprompt.paper.report._words import check, comparison, demand, number, reading
 
-_COLUMNS = ("key", "statement", "place", "measured", "verdict", "figures")
+_COLUMNS = ("key", "role", "statement", "place", "measured", "verdict", "figures")
 
 
 def claims(found: Finished) -> Html:
-    """The ledger: a line a claim, which opens to all that was measured for it."""
+    """The ledger: a line for each claim, which opens to all that was measured for it."""
     heads = [
         element(
             "th",
@@ -39,6 +40,19 @@ def claims(found: Finished) -> Html:
             )
             for name in VERDICTS
         ),
+        *(
+            element(
+                "button",
+                name,
+                " ",
+                element("span", str(sum(claim["role"] == name for claim in found.claims))),
+                type="button",
+                aria_pressed="false",
+                data_role=name,
+                title=meaning,
+            )
+            for name, meaning in ROLES.items()
+        ),
     ]
     there = {drawn.key: drawn.anchor for drawn in found.figures}
     return element(
@@ -46,8 +60,13 @@ def claims(found: Finished) -> Html:
         element("h2", "Ledger"),
         element("p", element("b", "The rule. "), prose(found.ledger["rule"]), class_="rule"),
         element(
+            "dl",
+            [element("div", element("dt", name), element("dd", words)) for name, words in ROLES.items()],
+            class_="facts rule",
+        ),
+        element(
             "div",
-            element("div", filters, class_="filters", role="group", aria_label="Show claims by verdict"),
+            element("div", filters, class_="filters", role="group", aria_label="Show claims by verdict and role"),
             element("button", "Open all", type="button", id="open-all", aria_pressed="false"),
             class_="tools",
         ),
@@ -80,6 +99,7 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
     )
     order = {
         "key": key,
+        "role": claim["role"],
         "statement": claim["statement"],
         "place": claim["place"],
         "measured": check(first) if first else "",
@@ -87,6 +107,7 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
     order |= {"verdict": str(VERDICTS.index(claim["verdict"])), "figures": " ".join(claim["figures"])}
     cells = (
         toggle,
+        role_in_words(claim),
         prose(claim["statement"]),
         prose(claim["place"]),
         _check(first),
@@ -108,11 +129,12 @@ def _claim(claim: dict[str, Any], there: dict[str, str]) -> Html:
         element("tr", row),
         element(
             "tr",
-            element("td", element("div", _details(claim), id=more, hidden="until-found"), colspan=6),
+            element("td", element("div", _details(claim), id=more, hidden="until-found"), colspan=len(_COLUMNS)),
             class_="more",
         ),
         id=f"claim-{key}",
         data_verdict=claim["verdict"],
+        data_role=claim["role"],
     )
 
 
@@ -158,8 +180,9 @@ def errata(found: Finished) -> Html:
         element("h2", "Errata"),
         element(
             "p",
-            f"Places of the paper that are not right as printed; {confirmed} of {len(found.errata)} are confirmed by "
-            "numbers, that is, every comparison against what is printed and for what should stand there holds.",
+            "Places of the paper that are not right or not complete as printed. "
+            f"{confirmed} of {len(found.errata)} are confirmed by numbers, that is, every comparison against what is "
+            "printed (of a gap: that something is missing) and for what should stand there holds.",
             class_="rule",
         ),
         element(
@@ -175,13 +198,14 @@ def errata(found: Finished) -> Html:
 
 def _erratum(erratum: dict[str, Any]) -> Html:
     count = len(erratum["against"]) + len(erratum["repair"])
+    reason, *titles = Erratum.HEADINGS[erratum["kind"]]
     evidence = element(
         "details",
         element("summary", f"{number(count)} comparisons"),
         element("p", prose(erratum["setting"])),
         [
-            _comparisons(title, erratum[name])
-            for title, name in (("Printed fails", "against"), ("Corrected holds", "repair"))
+            _comparisons(title.capitalize(), erratum[name])
+            for title, name in zip(titles, ("against", "repair"), strict=True)
         ],
     )
     confirmed = erratum["confirmed"]
@@ -197,7 +221,7 @@ def _erratum(erratum: dict[str, Any]) -> Html:
             element("p", prose(erratum["summary"]), class_="what"),
             element("p", element("b", "Printed. "), prose(erratum["printed"]), class_="said"),
             element("p", element("b", "→ Right. "), prose(erratum["correction"])),
-            element("details", element("summary", "Why"), element("p", prose(erratum["why"]))),
+            element("details", element("summary", reason), element("p", prose(erratum["why"]))),
             class_="change",
         ),
         element("td", evidence, class_="evidence"),

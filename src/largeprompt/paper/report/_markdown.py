@@ -3,7 +3,7 @@
 import re
 
 from largeprompt.lab import duration
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import ROLES, VERDICTS, counted, role_in_words
 from largeprompt.paper.report._finished import Drawn, Finished
 from largeprompt.paper.report._summary import ADDRESS, PAPER, SIGNS
 from largeprompt.paper.report._words import check, comparison, conventions_of, flat, machine_of, moment, plural, work_of
@@ -18,7 +18,8 @@ def markdown(found: Finished) -> str:
 
 def _summary(found: Finished) -> str:
     run = found.run
-    counts = [f"- {SIGNS[name]} {name}: {len(found.judged(name))}" for name in VERDICTS]
+    counts = [f"- {SIGNS[name]} {name}: {len(found.judged(name, 'test'))}" for name in VERDICTS]
+    besides = [f"- {line}" for line in counted(found.claims, VERDICTS)]
     facts = [
         f"`{run['command']}`, begun {moment(run['began'])}, took {duration(run['seconds'])} on "
         f"{_text(machine_of(run['machine']))}.",
@@ -28,7 +29,8 @@ def _summary(found: Finished) -> str:
     facts += [f"Not the paper's conventions: {_text(differ)}."] if differ else []
     facts += [f"Expected: {_text(run['cost'])}"] if run.get("cost") else []
     opening = f"# largeprompt: the paper, executed\n\n[{PAPER}]({ADDRESS}) (Boursier and Boyer, arXiv 2512.11784)."
-    judged = f"Of {plural(len(found.claims), 'claim')}:"
+    tests = sum(claim["role"] == "test" for claim in found.claims)
+    judged = f"Of {plural(tests, 'test')} of the paper:"
     named = [
         f"{heading}:\n\n"
         + "\n".join(f"- {_text(c['key'])}: {_text(c['statement'])} {_text(c['remark'])}".rstrip() for c in claims)
@@ -38,7 +40,8 @@ def _summary(found: Finished) -> str:
         )
         if (claims := found.judged(name))
     ]
-    return "\n\n".join([opening, *facts, judged, "\n".join(counts), *named])
+    all_roles = f"Of all {plural(len(found.claims), 'claim')}:"
+    return "\n\n".join([opening, *facts, judged, "\n".join(counts), all_roles, "\n".join(besides), *named])
 
 
 def _figure(drawn: Drawn) -> str:
@@ -57,6 +60,7 @@ def _ledger(found: Finished) -> str:
     rows = [
         (
             claim["key"],
+            role_in_words(claim),
             claim["statement"],
             claim["place"],
             "; ".join(map(check, claim["checks"])) or "–",
@@ -65,8 +69,9 @@ def _ledger(found: Finished) -> str:
         )
         for claim in found.claims
     ]
-    table = _table(("key", "statement", "place", "measured", "verdict", "figures"), rows)
-    return f"## Ledger\n\n{_text(found.ledger['rule'])}\n\n{table}"
+    table = _table(("key", "role", "statement", "place", "measured", "verdict", "figures"), rows)
+    roles = "\n".join(f"- *{name}*: {_text(meaning)}" for name, meaning in ROLES.items())
+    return f"## Ledger\n\n{_text(found.ledger['rule'])}\n\n{roles}\n\n{table}"
 
 
 def _errata(found: Finished) -> str:

@@ -1,7 +1,7 @@
 """The top of the page: what ran, what was found, what could not be settled."""
 
 from largeprompt.lab import duration
-from largeprompt.paper.claims import VERDICTS
+from largeprompt.paper.claims import VERDICTS, counted
 from largeprompt.paper.report._finished import Finished
 from largeprompt.paper.report._markup import Html, code, element, prose
 from largeprompt.paper.report._words import conventions_of, machine_of, moment, plural, work_of
@@ -21,24 +21,27 @@ def verdict(name: str) -> Html:
 def summary(found: Finished) -> Html:
     """The section."""
     run = found.run
-    counted = (
-        f"{plural(len(found.figures), 'figure')} computed anew, {plural(len(found.claims), 'claim')} judged by one rule"
-    )
+    lede = f"{plural(len(found.figures), 'figure')}, {plural(len(found.claims), 'claim')} judged by one rule"
     return element(
         "section",
         element("h1", "The paper, executed"),
         element(
             "p",
             element("cite", element("a", PAPER, href=ADDRESS)),
-            f" (Boursier and Boyer, arXiv 2512.11784): {counted}",
+            f" (Boursier and Boyer, arXiv 2512.11784): {lede}",
             f", {plural(len(found.errata), 'erratum').replace('erratums', 'errata')} with evidence."
             if found.errata
             else ".",
             class_="lede",
         ),
         element(
-            "div", [_count(found, name) for name in VERDICTS], class_="counts", role="group", aria_label="Verdicts"
+            "div",
+            [_count(found, name) for name in VERDICTS],
+            class_="counts",
+            role="group",
+            aria_label="Verdicts on the tests of the paper",
         ),
+        element("ul", [element("li", line) for line in counted(found.claims, VERDICTS)], class_="roles"),
         _facts(found),
         _named(found, "does not hold", "What does not hold"),
         _named(found, "not settled at this preset", f"What the preset {run['preset']} cannot settle"),
@@ -47,7 +50,7 @@ def summary(found: Finished) -> Html:
 
 
 def _count(found: Finished, name: str) -> Html:
-    count = len(found.judged(name))
+    count = len(found.judged(name, "test"))
     words = (
         element("span", element("span", SIGNS[name], aria_hidden="true"), class_="sign"),
         element("span", str(count), class_="number"),
@@ -59,7 +62,8 @@ def _count(found: Finished, name: str) -> Html:
         href="#ledger",
         class_=f"count {STYLES[name]}",
         data_verdict=name,
-        aria_label=f"{count} claims: {name}",
+        data_role="test",
+        aria_label=f"{count} tests of the paper: {name}",
     )
 
 

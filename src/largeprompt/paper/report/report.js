@@ -225,15 +225,24 @@
   });
 
   const filters = all(".filters button");
-  const filter = (verdict) => {
-    filters.forEach((button) => press(button, button.dataset.verdict === verdict));
-    bodies.forEach((body) => (body.hidden = verdict !== undefined && body.dataset.verdict !== verdict));
+  const chosen = {}; // a verdict and a role, or none
+  const filter = (change) => {
+    Object.assign(chosen, change);
+    filters.forEach(({ dataset: { verdict, role } }, i) =>
+      press(filters[i], verdict ? chosen.verdict === verdict : role ? chosen.role === role : !chosen.verdict && !chosen.role));
+    bodies.forEach((body) => (body.hidden = ["verdict", "role"].some((name) => chosen[name] && body.dataset[name] !== chosen[name])));
     const count = bodies.filter((body) => !body.hidden).length;
     document.getElementById("shown").textContent = `${count} of ${bodies.length} claims shown`;
   };
-  filters.forEach((button) => button.addEventListener("click", () => filter(button.dataset.verdict)));
-  all(".count").forEach((count) => count.addEventListener("click", () => filter(count.dataset.verdict)));
-  filter(undefined);
+  const everything = { verdict: undefined, role: undefined };
+  filters.forEach((button) => button.addEventListener("click", () => {
+    const { verdict, role } = button.dataset;
+    if (verdict) filter({ verdict: pressed(button) ? undefined : verdict });
+    else if (role) filter({ role: pressed(button) ? undefined : role });
+    else filter(everything);
+  }));
+  all(".count").forEach((count) => count.addEventListener("click", () => filter({ verdict: count.dataset.verdict, role: "test" })));
+  filter(everything);
 
   const natural = new Intl.Collator("en", { numeric: true }).compare;
   const cell = (body, name) => body.querySelector(`tr > .${name}`).dataset.sort;
@@ -250,7 +259,7 @@
   const arrive = () => {
     const body = bodies.find((candidate) => `#${candidate.id}` === decodeURIComponent(location.hash));
     if (!body) return;
-    if (body.hidden) filter(undefined);
+    if (body.hidden) filter(everything);
     open(body.querySelector("button.key"), true);
     body.scrollIntoView();
   };
