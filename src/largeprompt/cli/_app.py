@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from largeprompt import __version__, use_float64
+from largeprompt import __version__
 
 app = typer.Typer(
     help="Attention as a map on measures: finite prompts, their limit, and how fast one reaches the other.",
@@ -50,4 +50,6 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    from largeprompt import use_float64  # imports JAX
+
     use_float64()

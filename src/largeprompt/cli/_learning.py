@@ -1,13 +1,15 @@
 """The least risks and the flows of one task."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import xarray as xr
 
 from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
 from ._output import name_files, print_json, progress, records, show
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @app.command()
@@ -69,14 +71,14 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
         raise ValueError(f"{name} is {text!r}; it must be whole numbers separated by commas") from None
 
 
-def _optima(settings) -> xr.Dataset:
+def _optima(settings) -> "xr.Dataset":
     from largeprompt.paper import learning
 
     with progress("least risks", len(settings.covariances) * len(settings.lengths)) as done:
         return learning.optima(settings, done)
 
 
-def _flows(settings) -> xr.Dataset:
+def _flows(settings) -> "xr.Dataset":
     from largeprompt.paper import learning
 
     with progress("following flows", len(settings.covariances) * (len(settings.ladder) + 1)) as done:

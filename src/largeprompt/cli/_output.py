@@ -1,21 +1,19 @@
 """What the commands share: progress, interrupts, files, tables, JSON."""
 
-import _thread
 import json
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import xarray as xr
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ._app import errors, screen
+from ._interrupts import interrupts
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @contextmanager
@@ -33,42 +31,14 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
     """Bars around work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
     from largeprompt.lab import Interrupted
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)  # what batch systems send first
     try:
-        with bars:
+        with interrupts.raised(), bars:
             yield bars
-    except (Interrupted, KeyboardInterrupt):
-        errors.print(f"largeprompt: interrupted: {kept()}; the same command goes on", highlight=False, soft_wrap=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def interrupts_brought_back() -> Iterator[None]:
-    """One that meets Python inside a callback, such as the garbage collector's, is dropped there, with a traceback."""
-    before = sys.unraisablehook
-
-    def hook(dropped: Any) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            before(dropped)
-            return
-        ends_too = callable(signal.getsignal(signal.SIGTERM))  # heard even where Ctrl-C is not, in a shell's background
-        # a moment later, when the callback is over
-        again = threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM if ends_too else signal.SIGINT])
-        again.daemon = True
-        again.start()
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+    except BaseException as error:
+        # with a signal, whatever the error: a library may have turned the interrupt into one of its own
+        if interrupts.number is None and not isinstance(error, Interrupted | KeyboardInterrupt):
+            raise
+        interrupts.leave(f"interrupted: {kept()}; the same command goes on")
 
 
 def device_of(place: Any) -> Any:
@@ -82,12 +52,12 @@ def device_of(place: Any) -> Any:
     return place.device
 
 
-def records(data: xr.Dataset) -> dict:
+def records(data: "xr.Dataset") -> dict:
     """A dataset for JSON."""
     return {"settings": data.attrs, "rows": data.to_dataframe().reset_index().to_dict(orient="records")}
 
 
-def rows(data: xr.Dataset, by_length: bool) -> list[dict]:
+def rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
     """What depends on the length, or what does not, for JSON."""
     names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
     return data[names].to_dataframe().reset_index().to_dict(orient="records")
