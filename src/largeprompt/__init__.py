@@ -53,13 +53,15 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*_LAYERS, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> object:
-    if name in _LAYERS:
-        return import_module(f".{name}", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return found
+if not TYPE_CHECKING:  # else every misspelt name would pass for one of these
+
+    def __getattr__(name: str) -> object:
+        if name in _LAYERS:
+            return import_module(f".{name}", __name__)
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return found
 
 
 def __dir__() -> list[str]:

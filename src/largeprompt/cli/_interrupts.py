@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what batch systems send first
 _AGAIN = 0.1  # seconds after which an interrupt that was dropped comes again
@@ -32,7 +33,7 @@ class Interrupts:
     def heard(self) -> Iterator[None]:
         """Interrupts end the process, until the block ends."""
         self.number, hook, before = None, sys.unraisablehook, {}
-        handlers = dict.fromkeys(_SIGNALS, self._hear)
+        handlers: dict[int, Any] = dict.fromkeys(_SIGNALS, self._hear)
         if hasattr(signal, "SIGALRM"):  # not on Windows
             handlers[signal.SIGALRM] = self._hear_again
         for number, handler in handlers.items():
