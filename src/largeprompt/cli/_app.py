@@ -25,7 +25,7 @@ DeviceName = Annotated[
 Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:SIZE, diagonal:A,B,...")]
 Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
-Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths, separated by commas.")]
+Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths: 10,100,1e3 or 10:50:10 or 10:1000:log.")]
 
 
 def value(text: str) -> Any:

@@ -8,8 +8,9 @@ from . import _paper as _paper
 from . import _runs as _runs
 from . import _sweep as _sweep
 from . import _train as _train
-from ._app import app, errors
+from ._app import app
 from ._interrupts import interrupts
+from ._output import complain, in_one_line
 
 
 def run() -> None:
@@ -19,17 +20,9 @@ def run() -> None:
     except (ValueError, OSError, MemoryError) as error:
         if interrupts.number is not None:  # an interrupt that some library has turned into an error of its own
             interrupts.leave()
-        errors.print(f"largeprompt: {in_one_line(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        complain(in_one_line(error))
         sys.exit(2)
     except SystemExit as end:
         if end.code != 130:
             raise
         interrupts.leave()  # Ctrl-C, as the command-line library reports it
-
-
-def in_one_line(error: Exception) -> str:
-    """What went wrong, with the file that it is about before what the system says of it."""
-    if isinstance(error, OSError) and error.strerror is not None:
-        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        return ": ".join([*names[-1:], error.strerror])
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,8 +1,10 @@
 """What the commands share: progress, interrupts, files, tables, JSON."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +18,38 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+_FIRST, _EVERY = 15.0, 60.0  # seconds until the first line, and between lines, where there is no terminal
+
+
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar with the time left, on a terminal; what it yields is told of each piece of work done."""
+    """A bar with the time left, or a line now and then where there is no terminal; it yields what counts work done."""
     left = TextColumn("left"), TimeRemainingColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda description, work=1: progress.update(task, advance=work, description=description)
+        progress.add_task(what, total=total)
+        (task,) = progress.tasks
+        with nullcontext() if errors.is_terminal else _lines(lambda: f"{what}: {task.percentage:.0f} % done"):
+            yield lambda description, work=1: progress.update(task.id, advance=work, description=description)
+
+
+@contextmanager
+def _lines(state: Callable[[], str]) -> Iterator[None]:
+    """The state of some work on a line of its own, if it takes long."""
+    began, over = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        seconds = _FIRST
+        while not over.wait(seconds):
+            line = f"largeprompt: {state()} after {time.monotonic() - began:.0f} s"
+            errors.print(line, highlight=False, soft_wrap=True, markup=False)
+            seconds = _EVERY
+
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextmanager
@@ -39,6 +65,35 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
         if interrupts.number is None and not isinstance(error, Interrupted | KeyboardInterrupt):
             raise
         interrupts.leave(f"interrupted: {kept()}; the same command goes on")
+
+
+def complain(message: str) -> None:
+    """What is wrong, on one line of the error stream."""
+    errors.print(f"largeprompt: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, with the file that it is about before what the system says of it."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return ": ".join([*names[-1:], error.strerror])
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def ready(out: Path, stem: str) -> None:
+    """See, before any work, that a figure and its data can be written."""
+    from largeprompt.lab import writable_folder
+    from largeprompt.paper.files import SUFFIXES
+
+    writable_folder(out, "--out", files=[f"{stem}{suffix}" for suffix in SUFFIXES])
+
+
+def written(out: Path, stem: str, figure: Any, data: "xr.Dataset") -> list[Path]:
+    """Write a figure and its data; an interrupt leaves no file half written."""
+    from largeprompt.paper.files import write
+
+    with interrupts.raised():
+        return write(out, stem, figure, data)
 
 
 def device_of(place: Any) -> Any:
