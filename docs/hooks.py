@@ -89,7 +89,7 @@ def _default(value):
 
 def command_line() -> str:
     """The reference of the command line, as its own library writes it."""
-    command = [sys.executable, "-m", "typer", "largeprompt.cli", "utils", "docs", "--name", "largeprompt"]
+    command = [sys.executable, "-m", "typer", "largeprompt.cli._commands", "utils", "docs", "--name", "largeprompt"]
     made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return made.replace("# `largeprompt`", "# Command line", 1)
 

@@ -19,6 +19,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 with install_import_hook("largeprompt", "typechecker.checked"):
     import largeprompt
+    from largeprompt import attention, concentration, dynamics, icl, measures  # noqa: F401  # else on first use
 
 largeprompt.use_float64()
 jax.config.update("jax_disable_most_optimizations", True)

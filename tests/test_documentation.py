@@ -162,6 +162,27 @@ def test_importing_the_package_does_not_choose_the_precision():
     assert run.stdout.split() == ["False", "True"]
 
 
+def test_what_type_checkers_see_of_the_package_is_what_is_imported_on_first_use():
+    names, tree = [], ast.parse((SOURCE / "__init__.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            for alias in node.names:
+                names.append(alias.asname)
+                home = importlib.import_module(f"largeprompt.{node.module or alias.name}")
+                assert getattr(largeprompt, alias.name) is (getattr(home, alias.name) if node.module else home)
+    assert sorted(names) == sorted(largeprompt.__all__)
+    assert set(names) < set(dir(largeprompt))
+    with pytest.raises(AttributeError, match="has no attribute 'gaussian'"):
+        largeprompt.gaussian  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_package_and_the_command_line_import_nothing_slow():
+    """In a fresh interpreter: before that, no interrupt is heard."""
+    code = "import sys, largeprompt.cli; print({'jax', 'numpy', 'typer', 'rich'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout == "set()\n"
+
+
 def test_the_version_is_the_same_everywhere():
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{largeprompt.__version__}"' in pyproject

@@ -1,6 +1,5 @@
 """The command line as a user meets it: in a process of its own where that matters."""
 
-import contextlib
 import json
 import os
 import re
@@ -10,8 +9,6 @@ import sys
 import time
 
 import pytest
-
-from largeprompt.cli._output import interrupts_brought_back
 
 
 def largeprompt(*arguments, **options):
@@ -79,42 +76,6 @@ def test_help_and_version(command):
     code, output, _ = command("--version")
     assert code == 0
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", output)
-
-
-@pytest.mark.parametrize("ends_too", [False, True])
-def test_an_interrupt_that_a_callback_drops_comes_again(ends_too, capsys):
-    class Dropping:
-        def __del__(self):
-            raise KeyboardInterrupt
-
-    def work():
-        one = Dropping()
-        del one
-        for _ in range(6000):
-            time.sleep(0.01)
-
-    with contextlib.ExitStack() as handlers:
-        # as in the background of a shell, where only the batch system's signal is heard; or as on a terminal
-        heard = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.default_int_handler}
-        alone = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for number, handler in (heard if ends_too else alone).items():
-            handlers.callback(signal.signal, number, signal.signal(number, handler))
-        with pytest.raises(KeyboardInterrupt), interrupts_brought_back():
-            work()
-    assert capsys.readouterr().err == ""
-
-
-def test_what_else_a_callback_drops_is_told_as_ever(monkeypatch):
-    class Failing:
-        def __del__(self):
-            raise ValueError("an unlucky end")
-
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with interrupts_brought_back():
-        one = Failing()
-        del one
-    assert [str(dropped.exc_value) for dropped in told] == ["an unlucky end"]
 
 
 def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):

@@ -219,11 +219,13 @@ def test_an_interrupt_leaves_no_file(monkeypatch, command):
     def leave(code):
         raise SystemExit(code)
 
+    said = []
     monkeypatch.setattr(lab.Study, "carry_out", interrupted)
     monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "write", lambda handle, text: said.append(text))
     code, _, err = command("concentration", *SMALL)
-    assert code == 130
-    assert "interrupted; files already written are whole" in err
+    assert (code, err) == (130, "")
+    assert said == [b"largeprompt: interrupted; files already written are whole\n"]
     assert list(Path("results").iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from forks import serve
 
 import largeprompt
 from largeprompt import cli, engine, lab
+from largeprompt.cli import _commands  # noqa: F401  # once here, and not in every child
 
 
 class Aloud(lab.Watcher):

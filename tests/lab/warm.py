@@ -8,6 +8,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from forks import serve
 
 from largeprompt import cli
+from largeprompt.cli import _commands  # noqa: F401  # once here, and not in every child
 
 COMMANDS = {"dask_scheduler": dask_scheduler.main, "dask_worker": dask_worker.main, "largeprompt": cli.main}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from largeprompt import __version__, use_float64
+from largeprompt import __version__
 
 app = typer.Typer(
     help="Attention as a map on measures: finite prompts, their limit, and how fast one reaches the other.",
@@ -25,7 +25,7 @@ DeviceName = Annotated[
 Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:SIZE, diagonal:A,B,...")]
 Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
-Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths, separated by commas.")]
+Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths: 10,100,1e3 or 10:50:10 or 10:1000:log.")]
 
 
 def value(text: str) -> Any:
@@ -50,4 +50,6 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    from largeprompt import use_float64  # imports JAX
+
     use_float64()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, value
-from ._output import device_of, name_files, part_done, print_json, progress, rows, show
+from ._output import device_of, name_files, part_done, print_json, progress, ready, rows, show, written
 
 if TYPE_CHECKING:
     from largeprompt._device import Device
@@ -65,13 +65,12 @@ def concentration(
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study, place = _study(config, given), _place(device)
     from largeprompt.paper import concentration as told
-    from largeprompt.paper.files import write
 
-    out.mkdir(parents=True, exist_ok=True)
+    ready(out, "concentration")
     work = study.work
     with progress("measuring", sum(work.values())) as done:
         data = study.carry_out(lambda part: done(part_done(part), work[part]), device=place)
-    files = write(out, "concentration", told.picture(data), data)
+    files = written(out, "concentration", told.picture(data), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
     else:

@@ -1,13 +1,15 @@
 """The least risks and the flows of one task."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import xarray as xr
 
-from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
-from ._output import name_files, print_json, progress, records, show
+from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app, errors
+from ._output import name_files, print_json, progress, ready, records, show, written
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @app.command()
@@ -20,13 +22,15 @@ def optima(
     as_json: Json = False,
 ) -> None:
     """The least in-context risk of softmax and linear attention beside the Bayes risk, by prompt length, exactly."""
+    from largeprompt import lab
     from largeprompt.paper import drawing, learning, tables
-    from largeprompt.paper.files import write
 
-    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=_whole_numbers("--L", lengths))
-    out.mkdir(parents=True, exist_ok=True)
+    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=lab.lengths_from(lengths, "--L"))
+    ready(out, "optima")
+    if settings.remark:
+        errors.print(f"largeprompt: {settings.remark}", highlight=False, soft_wrap=True, markup=False)
     data = _optima(settings)
-    files = write(out, "optima", drawing.draw(learning.optima_chart(data)), data)
+    files = written(out, "optima", drawing.draw(learning.optima_chart(data)), data)
     if as_json:
         print_json(files, {"optima": records(data)})
     else:
@@ -46,15 +50,15 @@ def flows(
     as_json: Json = False,
 ) -> None:
     """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
+    from largeprompt import lab
     from largeprompt.paper import drawing, learning, tables
     from largeprompt.paper.figures.flows import chart
-    from largeprompt.paper.files import write
 
-    ladder = _whole_numbers("--L", lengths)
+    ladder = lab.lengths_from(lengths, "--L")
     settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)
-    out.mkdir(parents=True, exist_ok=True)
+    ready(out, "flows")
     data = _flows(settings)
-    files = write(out, "flows", drawing.draw(chart(data)), data)
+    files = written(out, "flows", drawing.draw(chart(data)), data)
     if as_json:
         print_json(files, {"flows": records(data)})
     else:
@@ -62,21 +66,14 @@ def flows(
         name_files(files)
 
 
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}; it must be whole numbers separated by commas") from None
-
-
-def _optima(settings) -> xr.Dataset:
+def _optima(settings) -> "xr.Dataset":
     from largeprompt.paper import learning
 
     with progress("least risks", len(settings.covariances) * len(settings.lengths)) as done:
         return learning.optima(settings, done)
 
 
-def _flows(settings) -> xr.Dataset:
+def _flows(settings) -> "xr.Dataset":
     from largeprompt.paper import learning
 
     with progress("following flows", len(settings.covariances) * (len(settings.ladder) + 1)) as done:

@@ -1,31 +1,55 @@
 """What the commands share: progress, interrupts, files, tables, JSON."""
 
-import _thread
 import json
-import os
-import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import xarray as xr
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ._app import errors, screen
+from ._interrupts import interrupts
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+_FIRST, _EVERY = 15.0, 60.0  # seconds until the first line, and between lines, where there is no terminal
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar with the time left, on a terminal; what it yields is told of each piece of work done."""
+    """A bar with the time left, or a line now and then where there is no terminal; it yields what counts work done."""
     left = TextColumn("left"), TimeRemainingColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda description, work=1: progress.update(task, advance=work, description=description)
+        progress.add_task(what, total=total)
+        (task,) = progress.tasks
+        with nullcontext() if errors.is_terminal else _lines(lambda: f"{what}: {task.percentage:.0f} % done"):
+            yield lambda description, work=1: progress.update(task.id, advance=work, description=description)
+
+
+@contextmanager
+def _lines(state: Callable[[], str]) -> Iterator[None]:
+    """The state of some work on a line of its own, if it takes long."""
+    began, over = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        seconds = _FIRST
+        while not over.wait(seconds):
+            line = f"largeprompt: {state()} after {time.monotonic() - began:.0f} s"
+            errors.print(line, highlight=False, soft_wrap=True, markup=False)
+            seconds = _EVERY
+
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextmanager
@@ -33,42 +57,43 @@ def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
     """Bars around work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
     from largeprompt.lab import Interrupted
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)  # what batch systems send first
     try:
-        with bars:
+        with interrupts.raised(), bars:
             yield bars
-    except (Interrupted, KeyboardInterrupt):
-        errors.print(f"largeprompt: interrupted: {kept()}; the same command goes on", highlight=False, soft_wrap=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)  # XLA's threads may be at work, and taking the interpreter down around them crashes
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except BaseException as error:
+        # with a signal, whatever the error: a library may have turned the interrupt into one of its own
+        if interrupts.number is None and not isinstance(error, Interrupted | KeyboardInterrupt):
+            raise
+        interrupts.leave(f"interrupted: {kept()}; the same command goes on")
 
 
-@contextmanager
-def interrupts_brought_back() -> Iterator[None]:
-    """One that meets Python inside a callback, such as the garbage collector's, is dropped there, with a traceback."""
-    before = sys.unraisablehook
+def complain(message: str) -> None:
+    """What is wrong, on one line of the error stream."""
+    errors.print(f"largeprompt: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
 
-    def hook(dropped: Any) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            before(dropped)
-            return
-        ends_too = callable(signal.getsignal(signal.SIGTERM))  # heard even where Ctrl-C is not, in a shell's background
-        # a moment later, when the callback is over
-        again = threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM if ends_too else signal.SIGINT])
-        again.daemon = True
-        again.start()
 
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+def in_one_line(error: Exception) -> str:
+    """What went wrong, with the file that it is about before what the system says of it."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return ": ".join([*names[-1:], error.strerror])
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def ready(out: Path, stem: str) -> None:
+    """See, before any work, that a figure and its data can be written."""
+    from largeprompt.lab import writable_folder
+    from largeprompt.paper.files import SUFFIXES
+
+    writable_folder(out, "--out", files=[f"{stem}{suffix}" for suffix in SUFFIXES])
+
+
+def written(out: Path, stem: str, figure: Any, data: "xr.Dataset") -> list[Path]:
+    """Write a figure and its data; an interrupt leaves no file half written."""
+    from largeprompt.paper.files import write
+
+    with interrupts.raised():
+        return write(out, stem, figure, data)
 
 
 def device_of(place: Any) -> Any:
@@ -82,12 +107,12 @@ def device_of(place: Any) -> Any:
     return place.device
 
 
-def records(data: xr.Dataset) -> dict:
+def records(data: "xr.Dataset") -> dict:
     """A dataset for JSON."""
     return {"settings": data.attrs, "rows": data.to_dataframe().reset_index().to_dict(orient="records")}
 
 
-def rows(data: xr.Dataset, by_length: bool) -> list[dict]:
+def rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
     """What depends on the length, or what does not, for JSON."""
     names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
     return data[names].to_dataframe().reset_index().to_dict(orient="records")

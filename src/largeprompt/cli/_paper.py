@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import DeviceName, Json, Out, app, errors, screen
+from ._interrupts import interrupts
 from ._output import device_of, interruptible, name_files, print_json, progress, show
 from ._train import Folder
 
@@ -153,7 +154,9 @@ def report(
     """Write the report of a reproduction anew."""
     from largeprompt import paper
 
-    name_files(paper.write_report(folder))
+    with interrupts.raised():
+        files = paper.write_report(folder)
+    name_files(files)
 
 
 def _device(device: str) -> Any:
@@ -187,9 +190,10 @@ def _keys(name: str, text: str | None) -> tuple[str, ...] | None:
 def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
     """What there is to do, said before it begins."""
     if out is not None:
-        if out.is_file():
-            raise ValueError(f"--out is {str(out)!r}, a file; it must be a folder")
-        out.mkdir(parents=True, exist_ok=True)
+        from largeprompt.lab import writable_folder
+
+        writable_folder(out, "--out", folders=("figures", "pieces", "report"))
+        job.store.check_writable()
     with progress("timing a few steps (the first time, compiling them)", job.kinds_of_runs) as done:
         plan = job.plan(lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
     if not quiet:

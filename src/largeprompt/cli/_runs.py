@@ -1,16 +1,21 @@
-"""The store of runs: list, show, export, rm."""
+"""The store of runs: list, show, risk, export, rm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, app, errors, screen
-from ._output import print_json, show
+from ._app import Json, app, screen, value
+from ._interrupts import interrupts
+from ._output import complain, in_one_line, name_files, print_json, progress, records, show
 from ._train import Folder
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from largeprompt.lab import AbstractStore
 
 commands = typer.Typer(help="Results of training that are kept in the store.", no_args_is_help=True)
 app.add_typer(commands, name="runs")
@@ -27,13 +32,13 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
 
     from largeprompt import lab
 
-    folder = lab.store_at(store)
+    folder = _opened(store)
     entries, damaged = [], []
     for address in folder.addresses():
         try:
             entries.append(folder.entry(address))
-        except (lab.Damaged, FileNotFoundError) as error:
-            damaged.append(str(error))
+        except (lab.Damaged, OSError) as error:
+            damaged.append(in_one_line(error))
     if as_json:
         known = [{"hash": e.address, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
         print_json([], {"runs": known, "damaged": damaged})
@@ -46,7 +51,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
             table.add_row(entry.address[:12], entry.run.title, str(entry.run.steps), status)
         show([table])
     for message in damaged:
-        errors.print(f"largeprompt: {message}", markup=False, highlight=False, soft_wrap=True)
+        complain(f"{message}; {_REMEDY}")
 
 
 @commands.command("show")
@@ -54,11 +59,13 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
     """The settings of a run, and where it ended."""
     from largeprompt import lab
 
-    folder = lab.store_at(store)
+    folder = _opened(store)
     address = folder.find(run)
-    data = folder.load(address)
+    with _remedy():
+        data = folder.load(address)
     if data is None:
-        entry = folder.entry(address)
+        with _remedy():
+            entry = folder.entry(address)
         told = {"hash": address, "status": entry.status, "step": entry.step}
         settings = lab.as_toml(entry.run)
     else:
@@ -68,8 +75,53 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
         print_json([], {**told, "toml": settings})
         return
     screen.print(settings, markup=False, highlight=False, soft_wrap=True)
-    for name, value in told.items():
-        screen.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+    for name, known in told.items():
+        screen.print(f"{name}: {known}", markup=False, highlight=False, soft_wrap=True)
+
+
+@commands.command("risk")
+def _risk(
+    run: Prefix,
+    lengths: Annotated[str, typer.Option("--L", help="Lengths of the test: 50,1e3,inf or 10:1000:log.")] = "inf",
+    noise: Annotated[
+        str | None, typer.Option(help="Label noise of the test.", show_default="that of the training")
+    ] = None,
+    query_sigma: Annotated[
+        str | None, typer.Option(help="Covariance of queries in the test.", show_default="that of the training")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it, into this file: .svg, .pdf or .png.")] = None,
+    store: Folder = None,
+    as_json: Json = False,
+) -> None:
+    """The risk of what a run has trained at other lengths, beside the best layers there and the Bayes risk."""
+    from largeprompt import lab
+    from largeprompt.paper import drawing, learning, tables
+
+    folder = _opened(store)
+    asked = lab.listed_lengths(lengths, "--L")
+    if plot is not None:
+        if plot.suffix not in _PICTURES:
+            raise ValueError(f"--plot is {str(plot)!r}; its name must end in {', '.join(_PICTURES)}")
+        lab.writable_folder(plot.parent, "the folder of --plot", files=[plot.name])
+    with _remedy():
+        found = lab.trained(folder, folder.find(run))
+    test = {name: text for name, text in (("noise", noise), ("query_sigma", query_sigma)) if text is not None}
+    options: Any = lab.with_files({name: value(text) for name, text in test.items()})
+    with progress("risks", len({*asked, found.run.L})) as done:
+        data = lab.risks_by_length(found, asked, **options, done=done)
+    if plot is not None:
+        with interrupts.raised(), lab.replacing(plot) as path:
+            drawing.save(drawing.draw(learning.length_chart(data)), path)
+    files = [] if plot is None else [plot]
+    if as_json:
+        print_json(files, {**records(data), "test": test})
+        return
+    show([tables.length_table(data)], width=100)
+    if files:
+        name_files(files)
+
+
+_PICTURES = (".svg", ".pdf", ".png")
 
 
 @commands.command("export")
@@ -81,9 +133,10 @@ def _export(
     """Copy a finished run out of the store."""
     from largeprompt import lab
 
-    folder = lab.store_at(store)
+    folder = _opened(store)
     address = folder.find(run)
-    data = folder.load(address)
+    with _remedy():
+        data = folder.load(address)
     if data is None:
         raise ValueError(f"run {address[:12]} is not finished; only finished runs can be exported")
     small = [name for name in ("risk", "risk_stderr", "from_start", "distance") if name in data]
@@ -94,7 +147,7 @@ def _export(
     }
     if to.suffix not in writers:
         raise ValueError(f"the file is {str(to)!r}; its name must end in {', '.join(writers)}")
-    with lab.replacing(to) as path:
+    with interrupts.raised(), lab.replacing(to) as path:
         writers[to.suffix](path)
     screen.print(f"written: {to}", soft_wrap=True)
 
@@ -102,13 +155,34 @@ def _export(
 @commands.command("rm")
 def _rm(runs: Prefixes, store: Folder = None) -> None:
     """Delete runs from the store."""
-    from largeprompt import lab
 
-    folder = lab.store_at(store)
+    folder = _opened(store)
     addresses = [folder.find(prefix) for prefix in runs]  # all of them before any is deleted
     for address in dict.fromkeys(addresses):
         folder.remove(address)
         screen.print(f"deleted: {address[:12]}", highlight=False)
+
+
+_REMEDY = "training it again sets this file aside, largeprompt runs rm deletes it"
+
+
+@contextmanager
+def _remedy() -> Iterator[None]:
+    """What to do about a damaged file, after what is wrong with it."""
+    from largeprompt.lab import Damaged
+
+    try:
+        yield
+    except Damaged as error:
+        raise ValueError(f"{error}; {_REMEDY}") from None
+
+
+def _opened(store: str | None) -> "AbstractStore":
+    from largeprompt import lab
+
+    folder = lab.store_at(store)
+    folder.check_readable()
+    return folder
 
 
 def _ends(data: "xr.Dataset") -> dict:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, app, errors, screen
-from ._output import interruptible, print_json, show
+from ._app import Json, app, screen
+from ._output import complain, interruptible, print_json, show
 from ._train import Folder
 
 if TYPE_CHECKING:
@@ -61,8 +61,10 @@ def sweep(
     kept = lab.store_at(store)
     _hush_dask()
     if asked or runs is None:
+        kept.check_readable()
         _tell_status(kept, runs, scheduler, as_json)
         return
+    kept.check_writable()
     from ._sweep_bars import SweepBars
 
     def rest() -> str:
@@ -98,7 +100,7 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
             results.append(store.load(address))
         except lab.Damaged as error:
             kept = store.set_aside(address, "nc")
-            damaged.append(f"{error}; it is kept as {kept}, and the same command makes it anew")
+            damaged.append(f"{error}; it is kept as {kept}, and the same command makes it again")
     results = [data for data in results if data is not None]
     rows = lab.summary(results) if results else []
     if as_json:
@@ -111,11 +113,11 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
         there = f"{outcome.finished} of {outcome.runs} runs are finished, {outcome.found} were before"
         screen.print(f"{there}; they are in {store.location}", markup=False, highlight=False, soft_wrap=True)
     for message in damaged:
-        _complain(message)
+        complain(message)
     for run, message in outcome.failed[:_SHOWN]:
-        _complain(f"run {run.hash[:12]} ({run.title}) failed: {message}")
+        complain(f"run {run.hash[:12]} ({run.title}) failed: {message}")
     if len(outcome.failed) > _SHOWN:
-        _complain(f"{len(outcome.failed) - _SHOWN} more runs failed; see largeprompt sweep status")
+        complain(f"{len(outcome.failed) - _SHOWN} more runs failed; see largeprompt sweep status")
 
 
 def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", scheduler: str | None, as_json: bool) -> None:
@@ -150,7 +152,3 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
     show([table], width=100)
     if len(unfinished) > _SHOWN:
         screen.print(f"and {len(unfinished) - _SHOWN} more; --json tells them all", highlight=False)
-
-
-def _complain(message: str) -> None:
-    errors.print(f"largeprompt: {message}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import DeviceName, Json, Out, app, screen, value
-from ._output import device_of, interruptible, name_files, print_json, progress, show
+from ._output import device_of, interruptible, name_files, print_json, progress, ready, show, written
 
 if TYPE_CHECKING:
     from largeprompt.lab import AbstractStore, Forecast, Run
@@ -30,7 +30,7 @@ def _option(name: str, help: str) -> Any:
 @app.command()
 def train(
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; options override them.")] = None,
-    L: Annotated[Text, _option("--L", "Prompt length, a whole number or inf. [100]")] = None,
+    L: Annotated[Text, _option("--L", "Prompt length: 100, 1e3 or inf; 10,100 or 10:1000:log. [100]")] = None,
     attention: Annotated[
         Text, _option("--attention", "softmax, linear, or pair: both on the same tokens. [pair]")
     ] = None,
@@ -94,6 +94,9 @@ def train(
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.store_at(store)
     where = device_of(lab.place_for(device))
+    if not estimate:
+        ready(out, "training")
+        folder.check_writable()
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
         expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"), where)
     if not as_json:
@@ -102,7 +105,6 @@ def train(
         if as_json:
             print_json([], {"estimate": _plain(expected, len(runs), jobs)})
         return
-    out.mkdir(parents=True, exist_ok=True)
     results = _carried_out(runs, folder, jobs, checkpoint, expected, where)
     _report(results, out, as_json, _plain(expected, len(runs), jobs))
 
@@ -115,6 +117,8 @@ _SETTINGS = set(train.__annotations__) - {
 
 def _parsed(name: str, text: str) -> Any:
     """A value, or with commas a list of them; the numbers of `diagonal:1,2` stay together."""
+    if name == "L":
+        return text  # `lab.runs_from` reads lengths, for files and options alike
     parts = re.split(r",(?=\s*[a-zA-Z./])" if name in _COVARIANCES else ",", text)
     values = [value(part.strip()) for part in parts]
     return values if len(values) > 1 or name == "record" else values[0]
@@ -139,10 +143,9 @@ def _carried_out(
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
     from largeprompt.paper import training
-    from largeprompt.paper.files import write
 
     rows = lab.summary(results)
-    files = write(out, "training", training.risks(results), training.rows_as_dataset(rows))
+    files = written(out, "training", training.risks(results), training.rows_as_dataset(rows))
     if as_json:
         runs = [
             {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}

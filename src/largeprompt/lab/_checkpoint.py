@@ -1,9 +1,12 @@
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ._weights import matrices, with_matrices
 
 _OPENING = b"largeprompt checkpoint 1\n"
 
@@ -35,9 +38,21 @@ def checkpoint_from(content: bytes, place: str, address: str) -> Checkpoint:
     payload = content[start:]
     if content[:start] != _OPENING + hashlib.sha256(payload).hexdigest().encode() + b"\n":
         raise Damaged(f"{place} is damaged: its contents are not those that were written")
-    with np.load(io.BytesIO(payload), allow_pickle=False) as file:
-        header = json.loads(file["header"].tobytes())
-        arrays = {name.removeprefix("array "): file[name] for name in file.files if name != "header"}
-    if header["hash"] != address:
-        raise Damaged(f"{place} belongs to the run {header['hash'][:12]}, not to {address[:12]}")
+    try:
+        with np.load(io.BytesIO(payload), allow_pickle=False) as file:
+            header = json.loads(file["header"].tobytes())
+            arrays = {name.removeprefix("array "): file[name] for name in file.files if name != "header"}
+        held = str(header["hash"])
+    except Exception:  # as it was written, but not by this version
+        raise Damaged(f"{place} is another version's checkpoint") from None
+    if held != address:
+        raise Damaged(f"{place} belongs to the run {held[:12]}, not to {address[:12]}")
     return Checkpoint(header, arrays)
+
+
+def layers_in(checkpoint: Checkpoint, starts: Sequence[Any]) -> tuple[Any, ...]:
+    """The layers of a checkpoint, each of the kind and shape that it had at the start."""
+    return tuple(
+        with_matrices(layer, {name: checkpoint.arrays[f"state {i} {name}"] for name in matrices(layer)})
+        for i, layer in enumerate(starts)
+    )

@@ -84,6 +84,8 @@ def sweep_on(
     runs = tuple({run.hash: run for run in with_engines(runs)}.values())
     there = store.finished_of([run.hash for run in runs])
     waiting = [run for run in runs if run.hash not in there]
+    begun = store.begun_of([run.hash for run in waiting])
+    waiting.sort(key=lambda run: run.hash not in begun)
     watcher.began(len(runs), len(there))
     failed: list[Failed] = []
     if waiting:

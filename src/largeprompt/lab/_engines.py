@@ -1,9 +1,8 @@
-import copy
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from ._run import Run
+from ._run import Run, twin
 
 _SEEDS = ("weight_seed", "data_seed")
 _FIELDS = tuple(field.name for field in dataclasses.fields(Run) if field.name not in _SEEDS)
@@ -17,15 +16,5 @@ def with_engines(runs: Iterable[Run]) -> tuple[Run, ...]:
         kind = tuple(getattr(run, name) for name in _FIELDS)
         if kind not in known:
             known[kind] = run.resolved.engine
-        found.append(_for(run, known[kind]))
+        found.append(run if run.engine == known[kind] else twin(run, engine=known[kind]))
     return tuple(found)
-
-
-def _for(run: Run, engine: Any) -> Run:
-    if run.engine == engine:
-        return run
-    twin = copy.copy(run)  # not `replace`, which would check all settings again
-    for name in ("resolved", "canonical", "hash"):
-        twin.__dict__.pop(name, None)
-    object.__setattr__(twin, "engine", engine)
-    return twin

@@ -2,7 +2,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _umask = threading.Lock()  # the process has one umask, and reading it means setting it
@@ -15,20 +15,53 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader, or a run killed half-way, then sees the old file or the new one, never a part of one; so does one after a
     loss of power, because the contents reach the disk before the name does.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    with about(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with _umask:
+                umask = os.umask(0)
+                os.umask(umask)
+            temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
+            _reach_the_disk(temporary)
+            temporary.replace(path)
+            _reach_the_disk(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def about(path: Path | str) -> Iterator[None]:
+    """An error of reading or writing names this file, whatever the system named, if anything."""
     try:
-        yield temporary
-        with _umask:
-            umask = os.umask(0)
-            os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
-        _reach_the_disk(temporary)
-        temporary.replace(path)
-        _reach_the_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno is None or str(error.filename) == str(path):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, where a folder was wanted."""
+    return "it is no folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+
+
+def writable_folder(
+    folder: Path, name: str = "the folder", folders: Iterable[str] = (), files: Iterable[str] = ()
+) -> None:
+    """Make a folder and see, before any work, that files can be written there, and these folders and files in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"written")
+    except OSError as error:
+        raise ValueError(f"{name} is {str(folder)!r}; no file can be written there: {reason(error)}") from None
+    for wanted, parts in (("folder", folders), ("file", files)):
+        for part in (folder / part for part in parts):
+            if part.exists() and part.is_dir() != (wanted == "folder"):
+                raise ValueError(f"{name} is {str(folder)!r}; {part} is in the way, no {wanted} can be made there")
 
 
 def _reach_the_disk(path: Path) -> None:

@@ -1,7 +1,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
 _LAUNCH_SECONDS = 0.3  # on a GPU
+_MANY = 1000  # runs
 _AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
 
 
@@ -37,20 +38,25 @@ def forecast(
 ) -> Forecast:
     """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
     named = dict(zip(runs, with_engines(runs), strict=True))
-    to_do = [run for run in runs if not store.finished(named[run].hash)]
+    finished, begun = _there(named.values(), store)
+    to_do = [run for run in runs if not finished or named[run].hash not in finished]
     on_gpu = place_for(device).device == "gpu"
     together = [run for run in to_do if on_gpu and named[run].engine == "fused"]
     speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)})
     for kind, speed in speeds.items():
         measured(next(run for run in together if _kind(named[run]) == kind), speed)
     each, sizes = {}, []
+    size_of: dict[tuple, int] = {}
     for run in to_do:
         kind = _kind(named[run])
         if kind not in speeds:
             speeds[kind] = _speed(run)
             measured(run, speeds[kind])
-        each[run] = (run.steps - _done(named[run], store)) / speeds[kind]
-        sizes.append(recorded_bytes(run))
+        if (kind, run.steps, run.record) not in size_of:
+            size_of[kind, run.steps, run.record] = recorded_bytes(run)
+        done = _done(named[run], store) if begun and named[run].hash in begun else 0
+        each[run] = (run.steps - done) / speeds[kind]
+        sizes.append(size_of[kind, run.steps, run.record])
     # rows as they come, once more as one array, once more as the file's bytes
     held = 3 * sum(sorted(sizes, reverse=True)[: max(jobs, min(len(together), MOST_ON_GPU))])
     longest = max((each[run] for run in together), default=0.0)
@@ -59,6 +65,14 @@ def forecast(
     seconds = longest * max(crowd, math.ceil(len(together) / MOST_ON_GPU))
     seconds += _makespan([each[run] for run in to_do if not (on_gpu and named[run].engine == "fused")], jobs)
     return Forecast(seconds, _peak_memory() + held, sum(sizes), each)
+
+
+def _there(runs: Collection[Run], store: AbstractStore) -> tuple[set[str], set[str]]:
+    """The hashes of the runs that are finished, and of those that have a checkpoint."""
+    if len(runs) > _MANY and not store.kinds():  # then their hashes, which take longest, are not needed
+        return set(), set()
+    hashes = [run.hash for run in runs]
+    return store.finished_of(hashes), store.begun_of(hashes)
 
 
 def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple, float]]:
@@ -98,8 +112,7 @@ def _peak_memory() -> int:
 
 
 def _kind(run: Run) -> tuple:
-    """What the speed of a run depends on."""
-    run = run.resolved
+    """What the speed of a run, its engine named, depends on."""
     return run.engine, run.attention, run.parameters, run.heads, run.head_dim, run.outputs, run.L, run.batch, run.d
 
 

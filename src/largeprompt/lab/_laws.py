@@ -1,8 +1,7 @@
 """Laws of tokens, layers and tasks as data: what the tables of a settings file stand for."""
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, Head, attention_of
 from largeprompt.icl import LinearRegression, root
 from largeprompt.measures import (
@@ -25,7 +23,7 @@ from largeprompt.measures import (
     Sphere,
 )
 
-from ._tables import Table, inlined, short
+from ._tables import Table, inlined
 
 
 def measure_from(
@@ -184,59 +182,3 @@ def _initial(table: Table, dim: int, kind: Any) -> AbstractLayer:
         raise ValueError(f"{table.at('seed')} is {seed}; it must be below {2**32}")
     sizes: Any = {"head_dim": table.size("head_dim"), "outputs": table.size("outputs")}
     return Head.pytorch_default(jax.random.key(seed), dim, **sizes, scale=scale, kind=kind)
-
-
-_LOGARITHMIC = 9  # lengths, unless their number is given
-_MOST = 1000  # lengths of one study
-_FORMS = "10,100,1000, or 10:50:10 (start:stop:step), or 10:100000:log, or 10:100000:log:17"
-
-
-def lengths_from(value: Any, name: str = "L") -> tuple[int, ...]:
-    """Prompt lengths as a list or as text, such as `10,100`, `10:50:10` or `10:100000:log`; both ends are in.
-
-    Of log-spaced lengths, those that round to the same whole number count once.
-    """
-    if isinstance(value, str) and ":" in value:
-        lengths = _range(name, value)
-    else:
-        listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-        lengths = [_length(name, part, value) for part in listed]
-    if not 1 <= len(lengths) <= _MOST:
-        raise ValueError(f"{name} is {short(value)}, {len(lengths)} lengths; there must be 1 to {_MOST} of them")
-    for earlier, later in itertools.pairwise(lengths):
-        if later <= earlier:
-            raise ValueError(f"{name} has {earlier} before {later}; prompt lengths must increase")
-    return tuple(lengths)
-
-
-def _range(name: str, text: str) -> Sequence[int]:
-    parts = [part.strip() for part in text.split(":")]
-    start, stop = (_length(name, part, text) for part in parts[:2])
-    if len(parts) < 3 or stop < start:
-        raise ValueError(f"{name} is {text!r}; it must be such as {_FORMS}, from the shorter to the longer")
-    if parts[2] == "log" and len(parts) <= 4:
-        count = _length(name, parts[3], text) if len(parts) == 4 else _LOGARITHMIC
-        if not 2 <= count <= _MOST:
-            raise ValueError(f"{name} is {text!r}; of log-spaced lengths there must be 2 to {_MOST}")
-        return sorted({round(float(L)) for L in np.geomspace(start, stop, count)})
-    if len(parts) == 3:
-        return range(start, stop + 1, _length(name, parts[2], text))
-    raise ValueError(f"{name} is {text!r}; it must be such as {_FORMS}")
-
-
-def _length(name: str, part: Any, whole: Any) -> int:
-    """One length, of at least 1 and below 2³¹, the most that the files hold."""
-    given = part
-    if isinstance(part, str):
-        try:
-            part = float(part)
-        except ValueError:
-            part = math.nan
-    try:
-        L = checks.count(name, part)
-    except ValueError:
-        L = 0
-    if 1 <= L < 2**31:
-        return L
-    inside = "" if given == whole else f" in {short(whole)}"
-    raise ValueError(f"{name} has {given!r}{inside}; prompt lengths are whole numbers of at least 1, below 2**31")

@@ -96,6 +96,11 @@ class RemoteStore(AbstractStore):
             except FileNotFoundError:
                 return []
 
+    def _is_there(self) -> bool:
+        with self._plainly():
+            self._files.invalidate_cache()
+            return self._files.exists(self._root)
+
     def _rename(self, name: str, to: str) -> None:
         with self._plainly():
             self._files.mv(self._path(name), self._path(to))

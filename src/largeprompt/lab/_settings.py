@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ._files import about
+from ._lengths import listed_lengths
 from ._record import Record
-from ._run import Run
+from ._run import Run, twin
 from ._validity import whole
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Run))
@@ -25,8 +27,11 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     """The settings in a TOML file; the arrays of .npz files that it names, relative to its own folder, are read in."""
     path = Path(path)
     try:
-        settings = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with about(path):
+            settings = tomllib.loads(path.read_text("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not TOML: it is not text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     return with_files(settings, path.parent)
 
@@ -53,7 +58,7 @@ def _is_file(value: Any) -> bool:
 def _arrays(path: Path, name: str | None = None) -> Any:
     """The arrays of an .npz file, or the one of that name. Nothing in it is ever unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with about(path), np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except OSError:
         raise
@@ -78,13 +83,18 @@ def runs_from(settings: Mapping[str, Any]) -> tuple[Run, ...]:
     runs = []
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
-        for seed in seeds:
-            both = {} if seed is None else {"weight_seed": seed, "data_seed": seed}
-            runs.append(Run(**{**both, **chosen, "record": record}))
+        first = Run(**{**_both(seeds[0]), **chosen, "record": record})
+        free = [name for name in ("weight_seed", "data_seed") if name not in chosen]
+        runs += [first, *(twin(first, **dict.fromkeys(free, seed)) for seed in seeds[1:])]
     return tuple(dict.fromkeys(runs))
 
 
-def _seeds(settings: dict[str, Any]) -> list[Any]:
+def _both(seed: int | None) -> dict[str, Any]:
+    return {} if seed is None else {"weight_seed": seed, "data_seed": seed}
+
+
+def _seeds(settings: dict[str, Any]) -> list[int | None]:
+    """The seeds that stand for both; None for the seeds of the settings."""
     seed, count = settings.pop("seed", None), settings.pop("seeds", None)
     if seed is not None and count is not None:
         raise ValueError(
@@ -92,11 +102,13 @@ def _seeds(settings: dict[str, Any]) -> list[Any]:
         )
     if count is not None:
         return list(range(whole("seeds", count)))
-    return [None] if seed is None else _choices("seed", seed)
+    return [None] if seed is None else [whole("weight_seed", one) for one in _choices("seed", seed)]
 
 
 def _choices(name: str, value: Any) -> list[Any]:
     """What a setting runs over: the entries of a list, or the value itself; rows of numbers are one matrix."""
+    if name == "L":
+        return listed_lengths(value)
     if name == "start" and isinstance(value, tuple):  # arrays, as a run keeps them
         return [value]
     if not isinstance(value, list | tuple | range) or (name in _MATRICES and value and all(map(_is_row, value))):

@@ -11,12 +11,12 @@ import xarray as xr
 from largeprompt import __version__
 from largeprompt.dynamics import State
 
-from ._checkpoint import Checkpoint, Damaged
+from ._checkpoint import Checkpoint, Damaged, layers_in
 from ._course import Course
 from ._result import result
 from ._run import Run
 from ._store import AbstractStore
-from ._weights import matrices, with_matrices
+from ._weights import matrices
 
 
 class Interrupted(Exception):
@@ -54,13 +54,9 @@ class Sitting:
         if found is None:
             return
         header = found.header
-        state = {name: array for name, array in found.arrays.items() if name.startswith("state ")}
-        layers = tuple(
-            with_matrices(layer, {name: state[f"state {i} {name}"] for name in matrices(layer)})
-            for i, layer in enumerate(self.state.layers)
-        )
+        layers = layers_in(found, self.state.layers)
         self.state = State(header["step"], layers, tuple(header["diverged"]))
-        self.course.restore({name: array for name, array in found.arrays.items() if name not in state})
+        self.course.restore({name: array for name, array in found.arrays.items() if not name.startswith("state ")})
         self._earlier = {name: header.get(name, 0.0) for name in self._earlier}
         self._sittings = header["sittings"] + 1
         self._saved_step = self.state.step
@@ -105,9 +101,8 @@ class Sitting:
             yield
         except OSError as error:
             what = f"run {self.run.hash[:12]} is kept up to step {self._saved_step} in {self._store.location}"
-            raise OSError(
-                f"{error.strerror or error}: {what}, and goes on from there once it can be written"
-            ) from error
+            why = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None)
+            raise OSError(f"{why}: {what}, and goes on from there once it can be written") from error
 
 
 def unless_damaged(store: AbstractStore, run: Run, suffix: str, watcher: Watcher) -> Any:
@@ -116,5 +111,5 @@ def unless_damaged(store: AbstractStore, run: Run, suffix: str, watcher: Watcher
         return store.load(run.hash) if suffix == "nc" else store.checkpoint(run.hash)
     except Damaged as error:
         kept = store.set_aside(run.hash, suffix)
-        watcher.noticed(f"{error}; kept as {kept}, and the run begins anew")
+        watcher.noticed(f"{error}; kept as {kept}, and the run begins again")
         return None

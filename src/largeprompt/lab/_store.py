@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from ._checkpoint import Checkpoint, Damaged, checkpoint_bytes, checkpoint_from
-from ._files import claimed, is_claimed, leftovers, replacing, set_aside
+from ._files import about, claimed, is_claimed, leftovers, reason, replacing, set_aside
 from ._run import Run
 from ._settings import runs_from
 
@@ -67,6 +68,10 @@ class AbstractStore(abc.ABC):
         """Of all objects."""
 
     @abc.abstractmethod
+    def _is_there(self) -> bool:
+        """Whether anything is at the place of the store."""
+
+    @abc.abstractmethod
     def _rename(self, name: str, to: str) -> None: ...
 
     @abc.abstractmethod
@@ -91,9 +96,31 @@ class AbstractStore(abc.ABC):
 
     def finished_of(self, addresses: Collection[str]) -> set[str]:
         """Which of these runs are finished; for many, by one listing."""
+        return self._which("nc", addresses)
+
+    def begun_of(self, addresses: Collection[str]) -> set[str]:
+        """Which of these runs have a checkpoint, good or not; for many, by one listing."""
+        return self._which("checkpoint", addresses)
+
+    def _which(self, kind: str, addresses: Collection[str]) -> set[str]:
         if len(addresses) <= _FEW:
-            return {address for address in addresses if self.finished(address)}
-        return {name.removesuffix(".nc") for name in self._names() if name.endswith(".nc")} & set(addresses)
+            return {address for address in addresses if self._exists(f"{address}.{kind}")}
+        return {name.removesuffix(f".{kind}") for name in self._names() if name.endswith(f".{kind}")} & set(addresses)
+
+    def check_readable(self) -> None:
+        """A store that is not there is an error, before it passes for one without runs."""
+        if not self._is_there():
+            other = "training makes one, --store or LARGEPROMPT_STORE names another"
+            raise ValueError(f"there is no store at {self.location!r}; {other}")
+
+    def check_writable(self) -> None:
+        """One that cannot be written is an error, before any work."""
+        probe = f".probe-{secrets.token_hex(8)}"
+        try:
+            self._write(probe, b"")
+            self._delete(probe)
+        except OSError as error:
+            raise ValueError(f"the store is {self.location!r}; no file can be written there: {reason(error)}") from None
 
     def load(self, address: str) -> xr.Dataset | None:
         """A finished run, once every number of it is as it was written; None if there is none."""
@@ -102,13 +129,16 @@ class AbstractStore(abc.ABC):
         if source is None:
             return None
         try:
-            data = xr.load_dataset(source, engine="scipy", decode_times=False)
-            kept = data.attrs.pop("digest")
-            held = hashlib.sha256(data.attrs["run"].encode()).hexdigest()
+            with about(place):
+                data = xr.load_dataset(source, engine="scipy", decode_times=False)
         except OSError:
             raise
-        except Exception as error:
-            raise Damaged(f"{place} is damaged: {_first_line(error)}") from None
+        except Exception:  # of many kinds, none of which says more
+            raise Damaged(f"{place} is damaged: it is cut short, or no NetCDF file") from None
+        kept, text = data.attrs.pop("digest", None), data.attrs.get("run")
+        if not isinstance(kept, str) or not isinstance(text, str):
+            raise Damaged(f"{place} is damaged, or no result of a run: what it holds does not say which run it is")
+        held = hashlib.sha256(text.encode()).hexdigest()
         if held != address:
             raise Damaged(f"{place} holds the run {held[:12]}, not {address[:12]}")
         if kept != digest(data):
@@ -199,28 +229,27 @@ class AbstractStore(abc.ABC):
         return matches[0]
 
     def entry(self, address: str) -> Entry:
-        """What is known of a run, read without its numbers."""
+        """What is known of a run, once every number of it is as it was written."""
         name = f"{address}.nc"
-        source = self._openable(name)
-        if source is not None:
-            try:
-                with xr.open_dataset(source, engine="scipy", decode_times=False) as data:
-                    run = run_of(data)
-            except Exception as error:
-                raise Damaged(f"{self._place(name)} is damaged: {_first_line(error)}") from None
+        data = self.load(address)
+        if data is not None:
+            run = self._run(name, data.attrs["run"])
             return Entry(address, "finished", run, run.steps)
         checkpoint, failure = self.checkpoint(address), self.failure(address)
         if checkpoint is not None:
-            text, step = checkpoint.header["run"], int(checkpoint.header["step"])
-        elif "run" in failure:
-            text, step = failure["run"], 0
+            name, step = f"{address}.checkpoint", int(checkpoint.header["step"])
+            run = self._run(name, checkpoint.header["run"])
+        elif self._exists(f"{address}.failed"):
+            run, step = self._run(f"{address}.failed", failure.get("run")), 0
         else:
             raise FileNotFoundError(f"{self._place(name)} is gone")
-        try:
-            run = run_from_text(text)
-        except Exception as error:  # another version's, or another's
-            raise Damaged(f"what was kept of run {address[:12]} cannot be read: {_first_line(error)}") from None
         return Entry(address, self.stage(address, bool(failure)), run, step)
+
+    def _run(self, name: str, text: Any) -> Run:
+        try:
+            return run_from_text(text)
+        except Exception:  # of many kinds, none of which says more
+            raise Damaged(f"{self._place(name)} cannot be read: damaged, or another version's") from None
 
     def stage(self, address: str, failed: bool) -> str:
         """What an unfinished run that was begun is now."""
@@ -291,7 +320,8 @@ class Store(AbstractStore):
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return (self.folder / name).read_bytes()
+            with about(self.folder / name):
+                return (self.folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -311,6 +341,9 @@ class Store(AbstractStore):
             return os.listdir(self.folder)
         except FileNotFoundError:
             return []
+
+    def _is_there(self) -> bool:
+        return self.folder.is_dir()
 
     def _rename(self, name: str, to: str) -> None:
         (self.folder / name).rename(self.folder / to)
@@ -352,7 +385,3 @@ def _as_json(told: dict[str, Any]) -> bytes:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

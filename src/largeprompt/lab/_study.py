@@ -21,7 +21,8 @@ from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
 from largeprompt.measures import AbstractMeasure
 
-from ._laws import layer_from, lengths_from, measure_from, task_from
+from ._laws import layer_from, measure_from, task_from
+from ._lengths import lengths_from
 from ._tables import inlined, short
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")

@@ -34,7 +34,7 @@ def sweep(
     stop: threading.Event | None = None,
     device: Device = "cpu",
 ) -> list[xr.Dataset]:
-    """The results of many runs, `jobs` at a time, those with the most `seconds` to go first.
+    """The results of many runs, `jobs` at a time: first those with a checkpoint, then those with the most `seconds`.
 
     On a GPU, where `device` asks for one and there is one, all that the compiled loops apply to go side by side. Runs
     that are in the store are not run again. Several processes given the same runs share them. An interrupt
@@ -42,8 +42,9 @@ def sweep(
     failure of one run.
     """
     store, watcher, stop = store or store_at(), watcher or Watcher(), stop or threading.Event()
-    expected = seconds or {}
-    order = sorted(range(len(runs)), key=lambda i: -expected.get(runs[i], 0.0))
+    expected, hashes = seconds or {}, [run.hash for run in with_engines(runs)]
+    begun = store.begun_of(hashes)
+    order = sorted(range(len(runs)), key=lambda i: (hashes[i] not in begun, -expected.get(runs[i], 0.0)))
     work = _Work(runs, order, store, watcher, checkpoint_seconds, stop)
     if place_for(device).device == "gpu":
         work.carry_out_on_gpu()

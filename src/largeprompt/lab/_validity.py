@@ -8,6 +8,7 @@ import numpy as np
 
 from largeprompt import _checks as checks
 
+from ._lengths import length_from
 from ._record import Record
 from ._weights import FORMS
 
@@ -47,13 +48,6 @@ def as_nested(name: str, value: Any) -> Any:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
-
-
-def _length(name: str, value: Any) -> int | float:
-    try:
-        return checks.prompt_length(math.inf if isinstance(value, str) and value == "inf" else value)
-    except ValueError:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1, or inf") from None
 
 
 def _choice(name: str, value: Any) -> str:
@@ -120,7 +114,7 @@ def _optional(valid: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 _VALID: dict[str, Callable[[str, Any], Any]] = {
-    "L": _length,
+    "L": lambda name, value: length_from(value, name),
     "attention": _choice,
     "sigma": _covariance,
     "d": _optional(whole),

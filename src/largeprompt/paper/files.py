@@ -9,9 +9,13 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.lab import replacing
+from largeprompt.lab._files import about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SUFFIXES = (".svg", ".pdf", ".png", ".csv", ".nc")
 
 
 def write(out: Path, stem: str, figure: "Figure", data: xr.Dataset) -> list[Path]:
@@ -23,7 +27,7 @@ def write(out: Path, stem: str, figure: "Figure", data: xr.Dataset) -> list[Path
         ".csv": lambda path: data.to_dataframe().to_csv(path),
         ".nc": lambda path: data.to_netcdf(path, engine="scipy"),
     }
-    files = [out / f"{stem}{suffix}" for suffix in writers]
+    files = [out / f"{stem}{suffix}" for suffix in SUFFIXES]
     for file in files:
         with replacing(file) as path:
             writers[file.suffix](path)
@@ -53,6 +57,7 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> Any:
     """Plain data from a file; one that cannot be read as JSON is named."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        with about(path):
+            return json.loads(path.read_text("utf-8"))
     except ValueError:
         raise ValueError(f"{path} is damaged: it is not JSON; run the command that made it again") from None

@@ -7,10 +7,12 @@ softmax attention beside the Bayes risk, and the flows from Assumption 5.1 along
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
 from largeprompt.icl import LinearRegression, covariance_named
+from largeprompt.icl._bayes import EXACT_RANK
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level
 from largeprompt.paper.pieces import Ladder, Levels
 from largeprompt.paper.pieces.ladder import by_covariance
@@ -38,6 +40,13 @@ class Settings:
         for covariance in self.covariances:
             self.task(covariance)
         self.ladders()
+
+    @property
+    def remark(self) -> str:
+        """What takes long, to be said before it does; empty if nothing does."""
+        if self.d <= EXACT_RANK:
+            return ""
+        return f"d is {self.d}: beyond {EXACT_RANK} the Bayes risk is sampled, which may take minutes for each length"
 
     def task(self, covariance: str) -> LinearRegression:
         """The regression of the experiments with the covariance named. Paper: Appendix A."""
@@ -86,6 +95,24 @@ def optima_chart(data: xr.Dataset) -> Chart:
         series.append(level("noise floor s²/2", float(data.floor), L, colour=GREY, dash="dot"))
         panels.append(Panel(str(covariance), "prompt length L", "least risk  ½E(ŷ−y)²", tuple(series)))
     return Chart(tuple(panels), columns=max(1, min(2, len(panels))))
+
+
+def length_chart(data: xr.Dataset) -> Chart:
+    """Risks of trained layers against the length, beside the optima; those of the infinite prompt as levels."""
+    finite = data.isel(L=np.flatnonzero(np.isfinite(data.L.values)))
+    infinite = data.isel(L=np.flatnonzero(~np.isfinite(data.L.values)))
+    x = finite.L.values if len(finite.L) else np.asarray([1.0, 10.0])
+    series = []
+    for member in (str(name) for name in data.member.values):
+        colour, one = OF_ATTENTION[member], finite.sel(member=member)
+        band = {"low": one.risk - one.risk_stderr, "high": one.risk + one.risk_stderr}
+        series += [Series(f"{member}, trained", x, one.risk, colour=colour, mark="o", **band)] if len(one.L) else []
+        series += [Series(f"best {member}", x, one.optimum, "theory", colour, dash="dash")] if len(one.L) else []
+        for risk in infinite.sel(member=member).risk.values:
+            series.append(level(f"{member}, trained, at ∞", risk, x, colour=colour, dash="dot"))
+    if len(finite.L):
+        series.append(Series("Bayes", x, finite.Bayes, "theory", GREEN, mark="D"))
+    return Chart((Panel(data.run, "prompt length L", "risk  ½E(ŷ−y)²", tuple(series)),), columns=1)
 
 
 def ladder(settings: Settings, done: Done = lambda what: None) -> xr.Dataset:

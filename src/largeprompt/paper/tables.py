@@ -1,5 +1,6 @@
-"""How least risks and flows are told on a terminal."""
+"""Least risks, flows, and risks at other lengths on a terminal."""
 
+import math
 from collections.abc import Iterator
 
 import xarray as xr
@@ -43,6 +44,27 @@ def flow_tables(data: xr.Dataset) -> Iterator[Table]:
             table.add_row(f"{int(L)}", *cells)
         table.add_row("∞", f"{limit:.6f}", "", "", "")
         yield table
+
+
+def length_table(data: xr.Dataset) -> Table:
+    """The risk of what a run has trained at each length, beside the optima there; the length of training is marked."""
+    at = "" if data.step == data.steps else f" at step {data.step} of {data.steps}"
+    table = _table(f"{data.run}{at}: risk ½E(ŷ−y)² by prompt length", "L")
+    best = "best" if data.heads == 1 else "best head"
+    for member in data.member.values:
+        table.add_column(str(member), justify="right")
+        table.add_column(f"{best} {member}", justify="right")
+    table.add_column("Bayes", justify="right")
+    for i in range(data.sizes["L"]):
+        row = data.isel(L=i)
+        cells = []
+        for member in data.member.values:
+            one = row.sel(member=member)
+            error = f" ± {float(one.risk_stderr):.0e}" if one.risk_stderr > 0 else ""
+            cells += [f"{float(one.risk):.6f}{error}", f"{float(one.optimum):.6f}"]
+        length = "∞" if math.inf == row.L else f"{int(row.L)}"
+        table.add_row(f"trained at {length}" if row.trained else length, *cells, f"{float(row.Bayes):.6f}")
+    return table
 
 
 def _table(title: str, first: str) -> Table:

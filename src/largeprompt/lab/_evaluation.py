@@ -1,0 +1,102 @@
+"""What a run has trained, and its risk at lengths and on tasks other than those of its training."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+
+from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, risk
+
+from ._checkpoint import layers_in
+from ._lengths import listed_lengths
+from ._result import layer_at
+from ._run import Run
+from ._store import AbstractStore, run_from_text, run_of
+
+_TOKENS = 2**28  # drawn at most for one risk, where it has no closed form
+
+
+class Trained(NamedTuple):
+    """What came out of a run, or has come so far: its settings, its step, and the layer of each member."""
+
+    run: Run
+    step: int
+    layers: dict[str, Any]
+
+
+def trained(store: AbstractStore, address: str) -> Trained:
+    """The layers of a finished run, or of the checkpoint of one that is under way; those that diverged are left out."""
+    data, checkpoint = store.load(address), None
+    if data is not None:
+        run, step = run_of(data), int(data.step[-1])
+        diverged = [float(at) for at in data.diverged.values]
+    else:
+        checkpoint = store.checkpoint(address)
+        if checkpoint is None:
+            raise ValueError(f"run {address[:12]} has neither a result nor a checkpoint in {store.location}; train it")
+        run, step = run_from_text(checkpoint.header["run"]), int(checkpoint.header["step"])
+        diverged = [math.nan if at is None else float(at) for at in checkpoint.header["diverged"]]
+    good = [member for member, at in zip(run.members, diverged, strict=True) if math.isnan(at)]
+    if not good:
+        raise ValueError(f"run {address[:12]} diverged at step {max(diverged):.0f}; no layer came out of it")
+    if checkpoint is None:
+        return Trained(run, step, {member: layer_at(data, member) for member in good})
+    found = dict(zip(run.members, layers_in(checkpoint, run.layers()), strict=True))
+    return Trained(run, step, {member: found[member] for member in good})
+
+
+def risks_by_length(
+    of: Trained,
+    L: Any,
+    *,
+    noise: float | None = None,
+    query_sigma: Any = None,
+    done: Callable[[str], None] = lambda what: None,
+) -> xr.Dataset:
+    """The risk of trained layers at other lengths, beside the optimum of each length and the Bayes risk.
+
+    The run's own length is always among them, and marked as `trained`. Another label noise, or another covariance of
+    the queries, makes another task of the test. Of several heads the risk is an average over prompts with its standard
+    error, and `optimum` that of one head.
+    """
+    if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError("runs are evaluated in float64; call largeprompt.use_float64() first")
+    run, lengths = of.run, sorted({*listed_lengths(L), of.run.L})
+    given: dict[str, Any] = {name: getattr(run, name) for name in ("sigma", "d", "omega", "noise", "query_sigma")}
+    given |= {name: value for name, value in {"noise": noise, "query_sigma": query_sigma}.items() if value is not None}
+    task = Run(**given).task()
+    for length in lengths:
+        if run.heads > 1 and math.inf > length > _TOKENS // 2:
+            raise ValueError(f"L is {length}; the risk of several heads is sampled, up to L = {_TOKENS // 2} or at inf")
+    of_member = {"softmax": optimal_softmax, "linear": optimal_linear}
+    risks, errors, optima, best = [], [], [], []
+    for length in lengths:
+        found = [_risk(layer, task, length) for layer in of.layers.values()]
+        risks.append([float(one.value) for one in found])
+        errors.append([float(one.stderr) for one in found])
+        optima.append([float(of_member[member](task, length).risk.value) for member in of.layers])
+        best.append(float(bayes_risk(task, length).value))
+        done(f"L = {length}")
+    dims = ("L", "member")
+    return xr.Dataset(
+        {
+            "risk": (dims, np.asarray(risks)),
+            "risk_stderr": (dims, np.asarray(errors)),
+            "optimum": (dims, np.asarray(optima)),
+            "Bayes": ("L", np.asarray(best)),
+            "trained": ("L", [length == run.L for length in lengths]),
+        },
+        coords={"L": np.asarray(lengths, float), "member": list(of.layers)},
+        attrs={"hash": run.hash, "run": run.title, "step": of.step, "steps": run.steps, "heads": run.heads},
+    )
+
+
+def _risk(layer: Any, task: Any, L: int | float) -> Any:
+    most = 2**22 if math.inf == L else max(2, min(2**22, _TOKENS // int(L)))
+    with warnings.catch_warnings():  # the standard error says it
+        warnings.filterwarnings("ignore", message="the standard error is")
+        return risk(layer, task, L, max_draws=most)
