@@ -132,12 +132,9 @@ def exact_mean_square(
         inner = Gamma @ U @ axes
         # beyond it lies less than 1e-17/L, and the error at a query is never more than its scores' size
         reach = math.sqrt(2 * math.log(L) + 80) if math.inf > L else 9.5
-        averages = quadratic_form_averages(weights, lambda scores: np.stack(_parts(moments, scores)), reach)
-        if averages is not None:
-            mean, squares = averages
-            value = width * mean[0] + np.einsum("ij,ik,kj->j", inner, M, inner) @ squares[1]
-            return Average(float(value), 0.0, None)
-        nodes = query_nodes(nu, jax.random.key(0))  # too anisotropic for the series
+        means, squares, _ = quadratic_form_averages(weights, lambda scores: np.stack(_parts(moments, scores)), reach)
+        value = width * means[0] + np.einsum("ij,ik,kj->j", inner, M, inner) @ squares[1]
+        return Average(float(value), 0.0, None)
     b = nodes.z @ U.T @ Gamma
     Q, along = _parts(moments, np.sum(b * (nodes.z @ U.T), axis=1))
     return nodes.average(np.einsum("ni,ij,nj->n", b, M, b) * along + width * Q)

@@ -1,130 +1,130 @@
-r"""One-dimensional averages over $x\sim\mathcal N(0, I)$ of functions of $\nu = \sum_j \lambda_j x_j^2$.
+r"""Averages over $x\sim\mathcal N(0, I)$ of functions of a quadratic form $\nu = \sum_j \lambda_j x_j^2$, $\lambda_j\ge0$.
 
-The law of $\nu$ is a mixture of scaled chi-squares with positive weights (Ruben 1962): with $\lambda$ the least
-$\lambda_j$ and $q_j = 1-\lambda/\lambda_j$, $\nu \sim \lambda\chi^2_{n+2k}$ with probability $c_k$, where
-$\sum_k c_kz^k = \prod_j \sqrt{(1-q_j)/(1-q_jz)}$. Weighing by $x_i^2$ turns one $\chi^2_1$ into $\chi^2_3$: one more
-such factor, squared. Directions too narrow for that series are averaged over by a few Gauss-Laguerre nodes each: there
-$\lambda_jx_j^2$ is small and the function all but polynomial in it.
+The Laplace transform of its density is a product, $E e^{-s\nu} = \prod_j(1+2s\lambda_j)^{-1/2}$, and weighing by $x_i^2$
+divides it by $1+2s\lambda_i$. Its singularities are real, and so are all saddle points of $e^{s\nu}$ times it. So the
+path of steepest descent from the largest of these meets no other, and along it the integrand that inverts the transform
+is $e^{-u^2}$ times a smooth function, whichever directions are wide or narrow: a few nodes of the trapezoidal rule give
+the density to rounding, far out too. What is left is an integral over $\nu$.
 """
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
-from scipy.signal import fftconvolve, lfilter
-from scipy.special import gammaln, roots_genlaguerre
+from jaxtyping import Complex, Float, Int
 
-_TERMS = 8_000  # of the mixture; beyond it the form is too anisotropic for this series
-_NARROW = 0.03  # of the widest direction: what is below is averaged over by nodes of its own
-_COMBINATIONS = 2**12  # of these nodes
+Function = Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]]
+
+_PATH_NODES, _PATH_END = 26, 6.1  # e^{-6.1²} is rounding
+_PANEL_NODES = 20
+_NARROWEST = 1e-10  # of the widest direction, or of what functions change over: below it they do not see the form
+_EXTRA = 4  # directions as wide as the widest, added for the path alone: it then suits the weights x_i² x_j² too
+
+
+class Averages(NamedTuple):
+    r"""Of functions $f$: $E f(\nu)$, $E x_i^2f(\nu)$ and, where asked for, $E x_i^2x_j^2f(\nu)$."""
+
+    means: Float[np.ndarray, " f"]
+    squares: Float[np.ndarray, "f n"]
+    fourths: Float[np.ndarray, "f n n"] | None
 
 
 def quadratic_form_averages(
-    weights: Float[np.ndarray, " n"],
-    function: Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]],
-    reach: float = 9.5,
-) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "f n"]] | None:
-    r"""$E f(\nu)$ and, for each $i$, $E x_i^2 f(\nu)$; None where the series would be too long.
+    weights: Float[np.ndarray, " n"], function: Function, reach: float = 9.5, *, fourths: bool = False
+) -> Averages:
+    r"""Averages of functions of $\nu = \sum_i$ `weights`$_i\,x_i^2$ that are bounded or grow no faster than a tail falls.
 
     What lies `reach` standard deviations out is left out: functions that grow like $e^{\nu/(2\lambda)}$ need more.
     """
     weights = np.maximum(np.asarray(weights, float), 0)
-    top = weights.max(initial=0.0)
-    alive = weights > 1e-14 * top
+    top, n = weights.max(initial=0.0), len(weights)
+    at_zero = function(np.zeros(1))[:, 0]
+    means, squares = at_zero.copy(), np.repeat(at_zero[:, None], n, axis=1)
+    products = at_zero[:, None, None] * (1 + 2 * np.eye(n)) if fourths else None
     if top == 0:
-        at_zero = function(np.zeros(1))[:, 0]
-        return at_zero, np.repeat(at_zero[:, None], len(weights), axis=1)
-    live = weights[alive]
-    scale, n = live.min(), len(live)
-    ratios = 1 - scale / live
-    decay = ratios.max()
-    terms = _length(decay, n, max(40.0, reach**2 / 2))
-    if terms > _TERMS:
-        return _with_narrow_directions(weights, function, weights < _NARROW * top, reach)
-    coefficients = _mixture(ratios, decay, terms)
-    y, step = _nodes(live, reach)
-    values = function(y**2)
-    mean = values @ (step * _density(y, coefficients, decay, scale, n))
-    squares = np.empty((len(values), len(weights)))
-    squares[:, ~alive] = mean[:, None]
-    shared = {}
-    for i, ratio in zip(np.flatnonzero(alive), ratios, strict=True):
-        if ratio not in shared:
-            tilted = lfilter([1 - ratio], [1, -ratio / decay if decay else 0.0], coefficients)
-            shared[ratio] = values @ (step * _density(y, tilted, decay, scale, n + 2))
-        squares[:, i] = shared[ratio]
-    return mean, squares
+        return Averages(means, squares, products)
+    ratios, which, counts = np.unique(weights / top, return_inverse=True, return_counts=True)
+    y, steps = _nodes(ratios, counts, reach, 1 / math.sqrt(top))
+    # less its value at 0: of directions too narrow for the nodes the function sees nothing
+    values = (function(top * y**2) - at_zero[:, None]) * (2 * y * steps)
+    for share, resolvents in _steepest_descent(y**2, ratios, counts):
+        weighted = values * share
+        means += weighted.sum(axis=1).real
+        squares += (weighted @ resolvents.T).real[:, which]
+        if products is not None:
+            found = ((weighted[:, None] * resolvents) @ resolvents.T).real
+            products += found[:, which[:, None], which] * (1 + 2 * np.eye(n))
+    return Averages(means, squares, products)
 
 
-def _with_narrow_directions(
-    weights: Float[np.ndarray, " n"],
-    function: Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]],
-    narrow: np.ndarray,
-    reach: float,
-) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "f n"]] | None:
-    """The same with the narrow directions on nodes: as many as their width asks for, all combinations of them."""
-    held = np.flatnonzero(narrow & (weights > 0))
-    counts = [3 if weights[j] < 0.003 else 5 if weights[j] < 0.03 else 8 if weights[j] < 0.2 else 20 for j in held]
-    if not len(held) or math.prod(counts) > _COMBINATIONS:
-        return None
-    rules = [roots_genlaguerre(count, -0.5) for count in counts]
-    squares = np.stack([part.ravel() for part in np.meshgrid(*(2 * x for x, _ in rules), indexing="ij")])
-    chances = functools.reduce(np.multiply.outer, [w / w.sum() for _, w in rules]).ravel()
-    offsets = weights[held] @ squares
+def _nodes(
+    ratios: Float[np.ndarray, " g"], counts: Int[np.ndarray, " g"], reach: float, unit: float
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
+    """Gauss-Legendre panels in y = √ν, in which the density is analytic at 0, the widest direction being 1.
 
-    def shifted(nu):
-        values = function((nu + offsets[:, None]).ravel())
-        return values.reshape(-1, len(nu))  # each function at each offset
-
-    found = quadratic_form_averages(np.where(narrow, 0.0, weights), shifted, reach)
-    if found is None:
-        return None
-    mean, of_squares = (part.reshape(-1, len(offsets), *part.shape[1:]) for part in found)
-    average = np.einsum("fsn,s->fn", of_squares, chances)
-    average[:, held] = np.einsum("fs,js,s->fj", mean, squares, chances)
-    return mean @ chances, average
-
-
-def _length(ratio: float, n: int, depth: float) -> int:
-    """How many terms leave less than e^-depth of the mixture: c_k falls like k^{n/2} ratio^k at worst."""
-    if ratio == 0:
-        return 1
-    terms = depth / -np.log(ratio)
-    return int(terms + (n / 2 + 1) * np.log1p(terms) / -np.log(ratio)) + 2
-
-
-def _mixture(ratios: Float[np.ndarray, " n"], decay: float, terms: int) -> Float[np.ndarray, " terms"]:
-    """The c_k over decay^k: they fall like a power of k, so that Fourier transforms leave the far ones their digits."""
-    k = np.arange(terms)
-    binomial = np.exp(gammaln(k + 0.5) - gammaln(0.5) - gammaln(k + 1))
-    coefficients = np.zeros(terms)
-    coefficients[0] = 1.0
-    for ratio in ratios[ratios > 0]:
-        coefficients = fftconvolve(coefficients, np.sqrt(1 - ratio) * binomial * (ratio / decay) ** k)[:terms]
-    return np.maximum(coefficients, 0)
-
-
-def _nodes(live: Float[np.ndarray, " n"], reach: float) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
-    """Gauss-Legendre panels in y = √ν, in which the density is analytic at 0.
-
-    As fine as the narrowest direction, and near 0 as fine as functions that change over a distance of order 1.
+    As fine as the narrowest direction whose reach has not been passed, and near 0 as fine as functions ask for that
+    change over distances of order `unit`.
     """
-    end = np.sqrt(live.max()) * (np.sqrt(len(live) + 2) + reach)
+    scales = np.sqrt(np.maximum(ratios, _NARROWEST * min(1.0, unit**2)))
+    ends = np.sqrt(np.cumsum(ratios * counts) + 4 * ratios) + reach * scales
     edges = [0.0]
-    while edges[-1] < end:
-        edges.append(edges[-1] + min(4 * np.sqrt(live.min()), max(1.0, edges[-1] / 4), end / 6))
-    x, w = np.polynomial.legendre.leggauss(24)
+    while edges[-1] < ends[-1]:
+        scale = scales[np.argmax(ends > edges[-1])]
+        edges.append(edges[-1] + min(4 * scale, max(unit, edges[-1] / 4)))
+    x, w = np.polynomial.legendre.leggauss(_PANEL_NODES)
     half = np.diff(edges)[:, None] / 2
     return (np.array(edges[:-1])[:, None] + half * (x + 1)).ravel(), (half * w).ravel()
 
 
-def _density(y, coefficients, decay: float, scale: float, n: int) -> Float[np.ndarray, " m"]:
-    """Of y = √ν: each term is a chi law of n + 2k degrees of freedom."""
-    kept = np.flatnonzero(coefficients)
-    half = n / 2 + kept
-    v = y**2 / (2 * scale)
-    log_mixture = np.log(coefficients[kept]) + (kept * np.log(decay) if decay else 0.0)
-    log = log_mixture - gammaln(half) + np.log(2 / y[:, None]) + half * np.log(v)[:, None] - v[:, None]
-    return np.exp(log).sum(axis=1)
+def _steepest_descent(
+    nu: Float[np.ndarray, " m"], ratios: Float[np.ndarray, " g"], counts: Int[np.ndarray, " g"]
+) -> Iterator[tuple[Complex[np.ndarray, " m"], Complex[np.ndarray, "g m"]]]:
+    r"""Complex shares of the density at each ν, whose real parts sum to it, and $1/(1+2s\lambda)$ there.
+
+    With $s = \sigma - 1/2$, the widest direction being 1, $1+2s\lambda = \tau = 1-\lambda+2\lambda\sigma$: the path is
+    that on which $K = \sigma\nu - \tfrac12\sum\log\tau$ falls from its value at the saddle by $u^2$.
+    """
+    v, near = ratios[:, None], (1 - ratios)[:, None]
+    m = counts.astype(float)[:, None]
+    m[-1] += _EXTRA
+
+    def at(sigma) -> tuple[np.ndarray, np.ndarray]:
+        tau = near + 2 * v * sigma
+        return tau, nu - np.sum(m * v / tau, axis=0)
+
+    def height(sigma, tau) -> np.ndarray:
+        return sigma * nu - np.sum(m * np.log(tau), axis=0) / 2
+
+    saddle = _saddle(nu, v, near, m)
+    tau, _ = at(saddle)
+    top = height(saddle, tau)
+    curvature, bend = np.sum(2 * m * (v / tau) ** 2, axis=0), np.sum(8 * m * (v / tau) ** 3, axis=0)
+    step = _PATH_END / _PATH_NODES
+    ahead = 1j * np.sqrt(2 / curvature) * step / 2
+    sigma = saddle + ahead + bend / (6 * curvature) * ahead**2
+    for i in range(_PATH_NODES):
+        u = (i + 0.5) * step
+        for _ in range(3 if i == 0 else 2):  # of Newton's method, from a guess of third order
+            tau, slope = at(sigma)
+            sigma = sigma - (height(sigma, tau) - top + u**2) / slope
+        tau, slope = at(sigma)
+        velocity = -2 * u / slope
+        share = np.exp(top - nu / 2 - u**2) * tau[-1] ** (_EXTRA // 2) * velocity * (step / (math.pi * 1j))
+        yield share, 1 / tau
+        curvature = np.sum(2 * m * (v / tau) ** 2, axis=0)
+        sigma = sigma + step * velocity - step**2 * (1 + curvature * velocity**2 / 2) / slope
+
+
+def _saddle(nu: Float[np.ndarray, " m"], v, near, m) -> Float[np.ndarray, " m"]:
+    """The σ > 0 at which Σ mλ/τ = ν; σν lies between half the number of the widest directions and that of all."""
+    low, high = np.full_like(nu, math.log(m[-1, 0] / 2)), np.full_like(nu, math.log(m.sum() / 2))
+    for _ in range(12):
+        middle = (low + high) / 2
+        beyond = np.sum(m * v / (near + 2 * v * np.exp(middle) / nu), axis=0) > nu
+        low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
+    sigma = np.exp((low + high) / 2) / nu
+    for _ in range(2):
+        tau = near + 2 * v * sigma
+        sigma = sigma + (np.sum(m * v / tau, axis=0) - nu) / np.sum(2 * m * (v / tau) ** 2, axis=0)
+    return sigma

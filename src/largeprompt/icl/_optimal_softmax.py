@@ -1,4 +1,5 @@
 import math
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,15 +12,15 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt.attention import SoftmaxAttention, WeightMoments
 
-from ._aligned_risk import Coefficients, aligned_coefficients
+from ._aligned_risk import METHOD, AlignedRisk, Matrix
 from ._closed_forms import Scalar, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._expansion import rate
-from ._nodes import Nodes, regression_nodes
 from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
 from ._regression import LinearRegression
-from ._risk import risk
-from ._softmax_risk import aligned_softmax_risk
+
+_STATIONARY = 1e-6  # a slope, as a share of the risk of predicting 0, at which the search ends
+_NEGLIGIBLE = 1e-14  # of the largest share of the risk: a direction that the search leaves out
 
 
 class SoftmaxOptimum(AbstractShown):
@@ -31,33 +32,27 @@ class SoftmaxOptimum(AbstractShown):
 
 
 def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
-    r"""The best softmax layer of block structure ($P = C = 0$, $R = rI$) at length `L`.
+    r"""The softmax layer of least risk with $P = C = 0$ at length `L`, where $R = rI$ is best.
 
-    Where $\Sigma$, $\Omega$ and $\Sigma_q$ commute, A is diagonal in their basis and every risk is a one-dimensional
-    quadrature; otherwise A is any matrix, found over quasi-Monte Carlo nodes, and only its risk is by quadrature. As
-    $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at `L = inf`
-    the layer is that limit.
+    The risk is a one-dimensional quadrature with an exact gradient, minimised over A from several starts; where
+    $\Sigma$, $\Omega$ and $\Sigma_q$ commute, over A diagonal in their basis. Layers with $P$ or $C$ cannot do better
+    at `L = 1` and at `L = inf`; in between that is not proved, but no search over all (U, V) has found one that does.
+    At `L = 2` there may be no best layer: the risk then falls as the scores grow, and what is returned has scores so
+    large that it falls no further. As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser
+    of the 1/L constant: at `L = inf` the layer is that limit.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     scale, constant = _limit_scale(task)
-    reading = np.asarray(best_reading(task, L))
     if math.inf == L:
-        parts = aligned_blocks(scale * jnp.asarray(reading), 1 / scale, task)
+        parts = aligned_blocks(scale * best_reading(task, L), 1 / scale, task)
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
-    moments = WeightMoments(L)
-    basis, groups = common_basis(task)
-    A = scale * reading
-    if np.any(A):
-        A = _best_scale(task, moments, A) * A
-        if basis is None:
-            A = _search(task, moments, _Full(task.d), A.ravel())
-        elif len(groups) > 1:
-            A = _best_diagonal(task, moments, basis, groups, A)
-    found = _coefficients(A, task, moments)
-    r = found.linear / (2 * found.quadratic) if found.quadratic > 0 else 0.0
+    aligned = AlignedRisk(task, WeightMoments(L))
+    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float))
+    quadratic, linear, still = aligned.coefficients(A)
+    r = linear / (2 * quadratic) if quadratic > 0 else 0.0
     attention = from_blocks(aligned_blocks(jnp.asarray(A), r, task), SoftmaxAttention)
-    return SoftmaxOptimum(attention, risk(attention, task, L), constant)
+    return SoftmaxOptimum(attention, exactly(still - task.targets * r * linear / 2, METHOD), constant)
 
 
 def _limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
@@ -107,89 +102,75 @@ def common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | Non
     return basis, [np.array(group) for group in groups]
 
 
-class _Diagonal(eqx.Module):
-    """Matrices diagonal in a basis, by the logarithm of what each group of equal directions is multiplied with."""
+class _Family(NamedTuple):
+    r"""Matrices A = `left` B `right`, with B of any entries, or diagonal with one positive entry for each column of
+    `groups`. For $A\ne0$ the singular values of B are the standard deviations of the scores.
+    """
 
-    basis: Float[Array, "d d"]
-    start: Float[Array, " d"]
-    membership: Float[Array, "d g"]
+    left: Matrix
+    right: Matrix
+    groups: Float[np.ndarray, "d g"] | None
 
-    def __call__(self, parameters: Float[Array, " g"]) -> Float[Array, "d d"]:
-        return (self.basis * (self.start * jnp.exp(self.membership @ parameters))) @ self.basis.T
+    def matrix(self, parameters: Float[np.ndarray, " p"]) -> Matrix:
+        if self.groups is None:
+            return self.left @ parameters.reshape(self.right.shape) @ self.right
+        return (self.left * (self.groups @ np.exp(parameters))) @ self.right
 
+    def slope(self, parameters: Float[np.ndarray, " p"], slope: Matrix) -> Float[np.ndarray, " p"]:
+        """The derivative in the parameters, from that in A."""
+        inner = self.left.T @ slope @ self.right.T
+        if self.groups is None:
+            return inner.ravel()
+        return (np.diag(inner) @ self.groups) * np.exp(parameters)
 
-class _Full(eqx.Module):
-    """All square matrices."""
-
-    d: int = eqx.field(static=True)
-
-    def __call__(self, parameters: Float[Array, " n"]) -> Float[Array, "d d"]:
-        return parameters.reshape(self.d, self.d)
-
-
-@eqx.filter_jit
-def _profile(parameters, matrix: _Diagonal | _Full, task: LinearRegression, moments: WeightMoments, nodes: Nodes):
-    """The risk of A = matrix(parameters) with the best r, and its gradient."""
-
-    def value(parameters):
-        A = matrix(parameters)
-
-        def risk_at(r: float) -> Float[Array, ""]:
-            return aligned_softmax_risk(aligned_blocks(A, r, task), task, moments, nodes, jnp.ones(())).mean()
-
-        ahead, behind, still = risk_at(1.0), risk_at(-1.0), risk_at(0.0)  # quadratic in r: three values fix it
-        return still - (ahead - behind) ** 2 / (16 * jnp.maximum((ahead + behind) / 2 - still, 1e-300))
-
-    return jax.value_and_grad(value)(parameters)
+    def starts(self, A: Matrix) -> list[Float[np.ndarray, " p"]]:
+        """Parameters of scores as uneven as those of A, more even, and more uneven."""
+        inner = np.linalg.pinv(self.left) @ A @ np.linalg.pinv(self.right)
+        if self.groups is not None:
+            widths = np.diag(inner) @ self.groups / self.groups.sum(axis=0)
+            shapes = [np.log(widths / widths.max()) * power for power in (1.0, 0.0, 2.0)]
+            return shapes if len(widths) > 1 else shapes[:1]
+        left, widths, right = np.linalg.svd(inner)
+        return [((left * (widths / widths[0]) ** power) @ right).ravel() for power in (1.0, 0.3, 2.0)]
 
 
-def _search(task: LinearRegression, moments: WeightMoments, matrix: _Diagonal | _Full, start: Float[np.ndarray, " p"]):
-    """The matrix with the least risk over nodes of the query."""
-    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
-
-    def objective(parameters):
-        value, gradient = _profile(jnp.asarray(parameters), matrix, task, moments, nodes)
-        return float(value), np.asarray(gradient, float)
-
-    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-8})
-    return np.asarray(matrix(jnp.asarray(found.x)))
-
-
-def _best_scale(task: LinearRegression, moments: WeightMoments, A: Float[np.ndarray, "d d"]) -> float:
-    """The multiple of A with the least risk."""
-
-    def value(log: float) -> float:
-        found = _coefficients(math.exp(log) * A, task, moments)
-        if found.quadratic <= 0:
-            return found.constant
-        return found.constant - task.targets * found.linear**2 / (4 * found.quadratic)
-
-    found = minimize_scalar(value, bracket=(0.0, 0.5), tol=1e-9)
-    return math.exp(float(found.x))  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _coefficients(A: Float[np.ndarray, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients:
-    found = aligned_coefficients(jnp.asarray(A), task, moments)
-    return _coefficients_over_nodes(jnp.asarray(A), task, moments) if found is None else found
-
-
-def _coefficients_over_nodes(A: Float[Array, "d d"], task: LinearRegression, moments: WeightMoments) -> Coefficients:
-    """Where the scores are too uneven for the quadrature."""
-    nodes = regression_nodes(jax.random.key(0), task, 2**10, 16, of_query_only=True)
-    ahead, behind, still = (
-        float(aligned_softmax_risk(aligned_blocks(A, r, task), task, moments, nodes, jnp.ones(())).mean())
-        for r in (1.0, -1.0, 0.0)
-    )
-    k = task.targets
-    return Coefficients((ahead + behind - 2 * still) / (2 * k), (behind - ahead) / (2 * k), still)
-
-
-def _best_diagonal(
-    task: LinearRegression, moments: WeightMoments, basis, groups: list[np.ndarray], start: Float[np.ndarray, "d d"]
-) -> Float[np.ndarray, "d d"]:
-    membership = np.zeros((task.d, len(groups)))
-    for i, group in enumerate(groups):
+def _family(task: LinearRegression) -> _Family:
+    """All matrices that matter, up to what no covariate and no query meets."""
+    Sigma, Omega, query = (np.asarray(m, float) for m in (task.Sigma, task.Omega, task.query_Sigma))
+    basis, groups = common_basis(task)
+    if basis is None:
+        return _Family(_inverse_root(Sigma), _inverse_root(query), None)
+    spread = np.sqrt(np.sum(basis * (Sigma @ basis), axis=0) * np.maximum(np.sum(basis * (query @ basis), axis=0), 0))
+    share = spread**2 * np.sum(basis * (Omega @ basis), axis=0)
+    kept = [group for group in groups if share[group[0]] > _NEGLIGIBLE * share.max()]
+    membership = np.zeros((task.d, len(kept)))
+    for i, group in enumerate(kept):
         membership[group, i] = 1
-    diagonal = np.diag(basis.T @ start @ basis)
-    matrix = _Diagonal(jnp.asarray(basis), jnp.asarray(diagonal), jnp.asarray(membership))
-    return _search(task, moments, matrix, np.zeros(len(groups)))
+    alive = membership.any(axis=1)
+    return _Family(basis / np.where(alive, spread, 1.0), basis.T, membership)
+
+
+def _inverse_root(cov: Matrix) -> Matrix:
+    values, vectors = np.linalg.eigh(cov)
+    kept = values > _NEGLIGIBLE * values[-1]
+    return (vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)) @ vectors.T
+
+
+def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix) -> Matrix:
+    """The A of least risk; `limit` is that of long prompts."""
+    if not np.any(limit) or aligned.coefficients(limit).linear == 0:  # nothing to learn, or one token to learn from
+        return limit
+    family = _family(task)
+
+    def objective(parameters) -> tuple[float, Float[np.ndarray, " p"]]:
+        # with the best r: quadratic r² − linear r is least at −linear²/(4 quadratic)
+        (quadratic, linear, constant), slopes = aligned.with_slopes(family.matrix(parameters))
+        r, share = linear / (2 * quadratic), task.targets / constant
+        slope = r**2 * slopes.quadratic - r * slopes.linear
+        return -share * r * linear / 2, share * family.slope(parameters, slope)
+
+    ends = [
+        minimize(objective, start, jac=True, method="BFGS", options={"gtol": _STATIONARY})
+        for start in family.starts(limit)
+    ]
+    return family.matrix(min(ends, key=lambda end: end.fun).x)

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, WeightMoments, kind_of
 
-from ._aligned_risk import aligned_risk
+from ._aligned_risk import METHOD, aligned_risk
 from ._estimate import Estimate, Gradient, norm
 from ._nodes import REPLICATES, power_of_two, regression_nodes
 from ._regression import LinearRegression
@@ -45,13 +45,8 @@ def risk(
     def attempt(draws: int) -> tuple[Array, Array, str]:
         function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
         if isinstance(function, OverNodes) and function.aligned:
-            exact = aligned_risk(function.parts(layer), function.task, function.moments)
-            if exact is not None:
-                return (
-                    checks.result("the risk", exact),
-                    jnp.zeros_like(exact),
-                    "exact over prompts, one-dimensional quadrature over x",
-                )
+            exact = checks.result("the risk", aligned_risk(function.parts(layer), function.task, function.moments))
+            return exact, jnp.zeros_like(exact), METHOD
         value, error = _value_and_error(function, layer)
         return checks.result("the risk", value), error, function.method
 
