@@ -37,8 +37,8 @@ from ._risk import risk_function as risk_function
 from ._risk import risk_gradient as risk_gradient
 from ._risk_functions import AbstractRisk as AbstractRisk
 from ._same_prompt import same_prompt_gap as same_prompt_gap
+from ._spurious import predicted_excess as predicted_excess
 from ._stationary import StationaryPoint as StationaryPoint
-from ._stationary import predicted_excess as predicted_excess
 from ._stationary import stationary_points as stationary_points
 from ._task import AbstractTask as AbstractTask
 from ._task import Instance as Instance

@@ -12,10 +12,9 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
 from ._closed_forms import gaussian_risk
-from ._regression import LinearRegression
 from ._risk_functions import ClosedForm, OverNodes
 from ._softmax_risk import softmax_risk
-from ._symmetries import from_flat
+from ._symmetries import balanced, from_flat, least
 
 Risk = ClosedForm | OverNodes
 Vector = Float[np.ndarray, " n"]
@@ -57,20 +56,11 @@ def settled(function: Risk, x: Vector) -> tuple[Vector, float]:
         if not np.linalg.norm(smaller) < np.linalg.norm(gradient):
             break
         x, gradient = new, smaller
+    x = least(x, function.task)
     if isinstance(function, ClosedForm):
-        x = _balanced(x, function.task)
-        _, gradient, _ = derivatives(function, x)
+        x = balanced(x, function.task.d, function.task.targets)
+    _, gradient, _ = derivatives(function, x)
     return x, float(np.linalg.norm(gradient))
-
-
-def _balanced(x: Vector, task: LinearRegression) -> Vector:
-    """The same layer with the norms of U and V equal, as gradient flow from small weights leaves them."""
-    split = task.d**2 + task.d * task.targets
-    U, V = np.linalg.norm(x[:split]), np.linalg.norm(x[split:])
-    if not U * V > 0:
-        return x
-    s = math.sqrt(V / U)
-    return np.concatenate([s * x[:split], x[split:] / s])
 
 
 def best_scaled(function: Risk, x: Vector) -> Vector:
@@ -79,7 +69,7 @@ def best_scaled(function: Risk, x: Vector) -> Vector:
         return x
     split = function.task.d**2 + function.task.d * function.task.targets
     layers = [np.concatenate([s * x[:split], x[split:] / s]) for s in np.geomspace(0.05, 3, 30)]
-    without = _with_control(function, 0)
+    without = with_control(function, 0)
     return min(layers, key=lambda x: float(replicates(without, x).mean()))
 
 
@@ -87,12 +77,13 @@ def controlled(function: Risk, x: Vector) -> Sequence[Risk]:
     """The ways to take the average, the one of smaller error at `x` first; without a control it is bounded below."""
     if isinstance(function, ClosedForm):
         return [function]
-    ways = [_with_control(function, theta) for theta in (1, 0)]
+    ways = [with_control(function, theta) for theta in (1, 0)]
     spreads = [float(replicates(way, x).std()) for way in ways]
     return ways if spreads[0] <= spreads[1] else ways[1:]
 
 
-def _with_control(function: OverNodes, theta: int) -> OverNodes:
+def with_control(function: OverNodes, theta: int) -> OverNodes:
+    """The same average with the control variate of this weight."""
     return eqx.tree_at(lambda f: f.theta, function, theta * jnp.ones(()))
 
 

@@ -1,13 +1,4 @@
-r"""Where training can end: the stationary points of the risk of one layer in all of (U, V), found and certified.
-
-Besides its global minimum linear attention has others. With $n^\top\Sigma n = 1$ let
-$$C = Xn^\top,\quad P = Yn^\top,\quad R = 1,\quad A = \Sigma^{-1} - XY\,nn^\top,\quad Y = X(Y^2 - \tau_1 - s^2):$$
-along n the labels are scored in place of the covariates, exactly as well at infinite length, and the even part of the
-output has mean 0 over W. What is left costs $\rho_2qX^2 + (T-q)/(2LX^2)$ with $q = n^\top\Sigma_qn$ and
-$T = \mathrm{tr}\,\Sigma^{-1}\Sigma_q$, least at $X^4 = (T-q)/(2\rho_2qL)$. As $L\to\infty$ the excess vanishes like
-$L^{-1/2}$ while P grows like $L^{1/4}$. Where $\Sigma_q=\Sigma$ all n cost the same to this order: the next one decides
-which of them are minima and which are saddles.
-"""
+"""Where training can end: the stationary points of the risk of one layer in all of (U, V), found and certified."""
 
 import math
 import warnings
@@ -23,6 +14,7 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt.attention import Head, Kind, LinearAttention, SoftmaxAttention, attention_of
 
+from ._batched_descent import ends, one_of_each
 from ._closed_forms import Blocks, blocks
 from ._descent import (
     ROUNDING,
@@ -36,16 +28,19 @@ from ._descent import (
     replicates,
     settled,
 )
-from ._estimate import Estimate, exactly
+from ._estimate import Estimate
 from ._optima import as_regression, from_blocks, optimal_linear
-from ._optimal_softmax import common_basis, optimal_softmax
+from ._optimal_softmax import optimal_softmax
 from ._regression import LinearRegression
 from ._risk import risk, risk_function
 from ._risk_functions import ClosedForm, OverNodes
-from ._symmetries import flat, from_flat, tangents
+from ._spurious import spurious_starts
+from ._standard import Standard, standardised
+from ._symmetries import balanced, flat, from_flat, sizes, tangents
 
 Verdict = Literal["global minimum", "local minimum", "saddle", "undecided"]
-_STATIONARY = 1e-10  # a gradient's norm at a point that is reported
+_STATIONARY = 1e-10  # a gradient's norm, in standard units, at a point that is reported
+_FAR = 1e4  # times L^{1/4}: where the search has run away
 _SIGMAS = 5
 _LEAPS = 4  # from saddle to saddle
 
@@ -75,135 +70,138 @@ def stationary_points(
     kind: Kind,
     key: PRNGKeyArray | None = None,
     *,
-    starts: int = 8,
+    starts: int = 64,
     draws: int = 2**11,
 ) -> list[StationaryPoint]:
     r"""Stationary points of $R_L$ over all (U, V), the lowest risk first, one for each family of symmetric copies.
 
-    The search goes downhill from the optimum, from the spurious points that theory predicts (one target), and from
-    `starts` random layers as PyTorch draws them; from a saddle it goes on along the most negative curvature. It may
-    miss points. Risk, gradient and Hessian of linear attention are exact. Those of softmax attention are averages over
-    `draws` fixed nodes: the point is stationary for these, and its risk is that over others. At `L = inf` the spurious
-    points have run to infinity, and for d = 1 there are none: only the global minimum is left.
+    The search goes downhill from the optimum, from the spurious points that theory predicts, and from `starts` random
+    layers, half of them as PyTorch draws them and half Gaussian of many sizes; from a saddle it goes on along the most
+    negative curvature. It may miss points that few random starts lead to. Risk, gradient and Hessian of linear
+    attention are exact. Those of softmax attention are averages over `draws` fixed nodes: the point is stationary for
+    these, and its risk is that over others. The optimum is always in the list; where its gradient cannot be made to
+    vanish it is undecided. At `L = inf` the spurious points have run to infinity: only the global minimum is left.
+    It takes float64, in which a flat direction is known from a nearly flat one.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     layer = attention_of(kind)
     starts = checks.count("starts", starts, at_least=0)
+    if task.Sigma.dtype != np.float64:
+        raise ValueError(
+            f"task is in {task.Sigma.dtype}; stationary points need float64: make it after largeprompt.use_float64()"
+        )
     of_nodes, of_check, of_starts = jax.random.split(checks.key_or_default(key), 3)
     optimum = (optimal_linear if kind == "linear" else optimal_softmax)(task, L)
-    full = from_blocks(_random_blocks(of_starts, task), layer)  # any layer that is not aligned
-    function = risk_function(full, task, L, of_nodes, draws=draws)
-    check = risk_function(full, task, L, of_check, draws=8 * draws)
+    standard = standardised(task)
+    random = _random_starts(of_starts, standard, max(1, starts))
+    full = from_blocks(from_flat(jnp.asarray(random[0]), task.d, task.targets), layer)  # any that is not aligned
+    function = risk_function(full, standard.task, L, of_nodes, draws=draws)
+    check = risk_function(full, standard.task, L, of_check, draws=8 * draws)
     assert isinstance(function, ClosedForm | OverNodes)
     assert isinstance(check, ClosedForm | OverNodes)
-    search = _Search(function, check, layer, float(optimum.risk.value), L)
-    found = search.below(flat(blocks(optimum.attention, task)))
-    for start, subspace in _spurious_starts(task, L):
+    search = _Search(function, check, layer, standard, float(optimum.risk.value), L)
+    found = search.below(flat(standard.into(blocks(optimum.attention, task))), is_optimum=True)
+    for start, subspace in spurious_starts(standard.task, L):
         found += search.below(best_scaled(function, start), subspace)
-    for of_start in jax.random.split(of_starts, starts):
-        found += search.below(flat(_random_blocks(of_start, task)))
+    if starts:
+        with _overflowing():
+            rough = one_of_each(function, *ends(function, random))
+        for start in rough:
+            found += search.below(start)
     return _distinct(found)
 
 
-def predicted_excess(task: LinearRegression, L: int | float) -> Float[Array, ""]:
-    r"""What linear attention loses, as $L\to\infty$, at the lowest of its spurious minima.
+def _random_starts(key: PRNGKeyArray, standard: Standard, starts: int) -> Float[np.ndarray, "s n"]:
+    task, (of_layers, of_others) = standard.given, jax.random.split(key)
 
-    $\sqrt{2\rho_2\,q(T-q)/L}$ with $q$ an eigenvalue of $\Sigma^{-1}\Sigma_q$ and $T$ their sum, the $q$ that makes it
-    least. Where $\Sigma_q = \Sigma$ it is $\sqrt{2(d-1)\,\mathrm{tr}(\Sigma\Omega)^2/L}$; for $\Sigma = I$,
-    $\Omega = \lambda I$, $\lambda\sqrt{2d(d-1)/L}$. For d = 1 there are none, and it is 0.
-    """
-    task, L = as_regression(task), checks.prompt_length(L)
-    if task.targets > 1:
-        raise ValueError(f"task has {task.targets} targets; the excess of spurious minima is known for one target")
-    values = np.linalg.eigvalsh(np.asarray(task.Sigma))
-    if values[0] <= ROUNDING * values[-1]:
-        raise ValueError("Sigma is singular; the excess of spurious minima is known for an invertible Sigma")
-    q = np.linalg.eigvals(np.linalg.solve(np.asarray(task.Sigma), np.asarray(task.query_Sigma))).real
-    return jnp.sqrt(2 * task.rho2 * float(np.min(q * (q.sum() - q))) / L)
+    def drawn(key: PRNGKeyArray) -> Blocks:
+        return blocks(Head.pytorch_default(key, task.dim, outputs=task.targets).merged(), task)
+
+    layers = jax.vmap(drawn)(jax.random.split(of_layers, (starts + 1) // 2))
+    first = [flat(standard.into(Blocks(*parts))) for parts in zip(*layers, strict=True)]
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(of_others)).ravel())
+    scale = 10 ** rng.uniform(-1, 0.5, (starts // 2, 1))
+    return np.concatenate([np.stack(first), scale * rng.normal(size=(starts // 2, first[0].size))])
 
 
-def _spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vector, Float[np.ndarray, "n m"] | None]]:
-    """The points of the module's formula, one a principal axis, each with the subspace its reflections leave alone."""
-    d = task.d
-    Sigma, Omega, Sq = (np.asarray(m) for m in (task.Sigma, task.Omega, task.query_Sigma))
-    values = np.linalg.eigvalsh(Sigma)
-    if math.inf == L or task.targets > 1 or d == 1 or values[0] <= ROUNDING * values[-1] or not np.any(Omega):
-        return []
-    inverse = np.linalg.inv(Sigma)
-    basis, groups = common_basis(task)
-    axes = np.linalg.eigh(Sigma)[1].T if basis is None else basis.T[[group[0] for group in groups]]
-    total, label = float(np.sum(inverse * Sq)), float(task.tau1 + task.noise)
-    found = []
-    for axis in axes:
-        n = axis / math.sqrt(axis @ Sigma @ axis)
-        q = float(n @ Sq @ n)
-        if not 0 < q < total:
-            continue
-        X = ((total - q) / (2 * float(task.rho2) * q * L)) ** 0.25
-        Y = (1 + math.sqrt(1 + 4 * X**2 * label)) / (2 * X)
-        start = [inverse - X * Y * np.outer(n, n), X * n, Y * n, np.ones(1)]
-        subspace = None
-        if basis is not None:
-            still = [np.zeros((d, d)), np.zeros(d), np.zeros(d), np.zeros(1)]
-            kept = [[np.outer(e, e), *still[1:]] for e in basis.T]
-            kept += [[still[0], c * axis, p * axis, np.full(1, r)] for c, p, r in np.eye(3)]
-            subspace = np.stack([flat(move) for move in kept], axis=1)
-        found.append((flat(start), subspace))
-    return found
+class _overflowing(warnings.catch_warnings):
+    """Without the warnings of layers that run away to where their risk overflows."""
 
-
-def _random_blocks(key: PRNGKeyArray, task: LinearRegression) -> Blocks:
-    return blocks(Head.pytorch_default(key, task.dim, outputs=task.targets).merged(), task)
+    def __enter__(self):
+        found = super().__enter__()
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return found
 
 
 class _Candidate(NamedTuple):
     point: StationaryPoint
     x: Vector
-    slack: float  # how far the errors of the nodes may have moved the risk
+    sizes: Float[np.ndarray, " 4"]
+    moved: float  # how far the errors of the nodes, and rounding, may have moved the point
+    slack: float  # and the risk
     downhill: Vector  # a short way along the most negative curvature
+
+    def same_as(self, other: "_Candidate") -> bool:
+        """Whether no number that symmetries leave alone tells the points apart."""
+        a, b = self.point, other.point
+        if a.kind != b.kind or abs(float(a.risk.value) - float(b.risk.value)) > max(self.slack, other.slack):
+            return False
+        if max(a.zero_modes - a.symmetries, b.zero_modes - b.symmetries) > 0:
+            return True  # in a flat valley sizes vary
+        tolerance = _SIGMAS * (self.moved + other.moved) + 1e-3 * np.maximum(1, self.sizes)
+        return bool(np.all(np.abs(self.sizes - other.sizes) <= tolerance))
 
 
 class _Search(NamedTuple):
-    """One risk, averages to check it with, and the least value known."""
+    """One risk in standard units, averages to check it with, and the least value known, in the task's."""
 
     function: Risk
     check: Risk
     layer: type[LinearAttention] | type[SoftmaxAttention]
+    standard: Standard
     least: float
     L: int | float
 
-    def below(self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> list[_Candidate]:
+    def below(
+        self, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None, *, is_optimum: bool = False
+    ) -> list[_Candidate]:
         """What lies downhill of `x`, first within a subspace that the gradient does not leave, then beyond saddles."""
         found: list[_Candidate] = []
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # a layer may run away to where its risk overflows
+        far = _FAR * (1 if math.inf == self.L else self.L**0.25)
+        with _overflowing(), np.errstate(all="ignore"):
             for _ in range(_LEAPS):
                 for function in controlled(self.function, x):
-                    end = x if subspace is None else downhill(function, x, subspace)
-                    end, gradient_norm = settled(function, downhill(function, end))
-                    if gradient_norm <= _STATIONARY:
-                        found.append(self._examined(function, end, gradient_norm))
+                    end, gradient_norm = settled(function, downhill(function, x, subspace))
+                    if subspace is not None and not gradient_norm <= _STATIONARY:
+                        end, gradient_norm = settled(function, downhill(function, end))
+                    if gradient_norm <= _STATIONARY and np.linalg.norm(end) <= far:
+                        found.append(self._examined(function, end))
                         break
                 else:
                     break
                 if found[-1].point.kind != "saddle":
                     break
                 x, subspace = found[-1].x + found[-1].downhill, None
+            if is_optimum and not found:
+                given = self._examined(controlled(self.function, x)[0], x)
+                undecided = eqx.tree_at(lambda point: point.kind, given.point, "undecided")
+                found.append(given._replace(point=undecided))
         return found
 
-    def _examined(self, function: Risk, x: Vector, gradient_norm: float) -> _Candidate:
-        task, (_, _, hessian) = function.task, derivatives(function, x)
-        parts = from_flat(x, task.d, task.targets)
+    def _examined(self, function: Risk, x: Vector) -> _Candidate:
+        task, (_, gradient, hessian) = function.task, derivatives(function, x)
+        parts, has_scale = from_flat(x, task.d, task.targets), isinstance(function, ClosedForm)
         eigenvalues, modes = np.linalg.eigh(hessian)
         slopes, spreads = errors(function, x, modes)
         rounding = ROUNDING * float(np.abs(eigenvalues).max())
         tolerance = np.maximum(_SIGMAS * spreads, rounding)
         zero = np.abs(eigenvalues) <= tolerance
         # a slope that is an error moves the point by slope/curvature and the risk by slope²/(2 curvature)
+        slopes = np.hypot(slopes, modes.T @ gradient)
         moved = float(np.linalg.norm(slopes[~zero] / eigenvalues[~zero]))
         raised = float(np.sum(slopes[~zero] ** 2 / np.abs(eigenvalues[~zero])) / 2)
 
-        symmetric = tangents(parts, task, scale=isinstance(function, ClosedForm), error=_SIGMAS * moved)
+        symmetric = tangents(parts, task, scale=has_scale, error=_SIGMAS * moved)
         m = symmetric.shape[1]
         across = np.linalg.svd(symmetric)[0][:, m:] if m else np.eye(len(x))
         curvatures, vectors = np.linalg.eigh(across.T @ hessian @ across)
@@ -211,44 +209,62 @@ class _Search(NamedTuple):
         tolerance = np.maximum(_SIGMAS * errors(function, x, directions)[1], rounding)[: len(x) - m]
 
         value = self._risk(parts)
-        slack = _SIGMAS * (float(value.stderr) + raised) + 1e-8 * abs(float(value.value))
+        slack = _SIGMAS * (float(value.stderr) + self.standard.factor * raised) + 1e-8 * abs(float(value.value))
         excess = float(value.value) - self.least
         kind: Verdict = "undecided"
         if np.any(curvatures < -tolerance):
             kind = "saddle"
         elif np.all(curvatures > tolerance):
             kind = "global minimum" if excess <= slack else "local minimum"
+        given, gradient_norm, spectrum = self._in_given_units(function, parts)
         point = StationaryPoint(
-            from_blocks(parts, self.layer),
+            from_blocks(given, self.layer),
             value,
             jnp.asarray(excess),
             jnp.asarray(gradient_norm),
-            jnp.asarray(eigenvalues),
+            jnp.asarray(spectrum),
             int(np.count_nonzero(zero)),
             m,
             kind,
         )
-        return _Candidate(point, x, slack, 0.01 * float(np.linalg.norm(x)) * directions[:, 0])
+        away = 0.01 * float(np.linalg.norm(x)) * directions[:, 0]
+        return _Candidate(point, x, sizes(x, task, scale=has_scale), moved, slack, away)
+
+    def _in_given_units(self, function: Risk, parts: Blocks) -> tuple[Blocks, float, Vector]:
+        """The layer in the task's own units, balanced if its scale is free, the gradient's norm and the curvatures."""
+        task, standard = function.task, self.standard
+        x = flat(standard.out(parts))
+        if isinstance(function, ClosedForm):
+            x = balanced(x, task.d, task.targets)
+        given = from_flat(x, task.d, task.targets)
+        way = np.stack([flat(standard.into(from_flat(e, task.d, task.targets))) for e in np.eye(x.size)], axis=1)
+        _, gradient, hessian = derivatives(function, way @ x)
+        slope, curvatures = way.T @ gradient, np.linalg.eigvalsh(way.T @ hessian @ way)
+        as_arrays = Blocks(*(jnp.asarray(block) for block in given))
+        return as_arrays, standard.factor * float(np.linalg.norm(slope)), standard.factor * curvatures
 
     def _risk(self, parts: Blocks) -> Estimate:
+        """The risk in the task's own units."""
+        task, standard = self.check.task, self.standard
         if isinstance(self.check, ClosedForm):
-            return exactly(derivatives(self.check, flat(parts))[0], self.check.method)
-        if max(float(np.abs(parts.C).max()), float(np.abs(parts.P).max())) < ROUNDING:
+            value, stderr, method = derivatives(self.check, flat(parts))[0], 0.0, self.check.method
+        elif max(float(np.abs(parts.C).max()), float(np.abs(parts.P).max())) < ROUNDING:
             aligned = parts._replace(C=jnp.zeros_like(parts.C), P=jnp.zeros_like(parts.P))
-            return risk(from_blocks(aligned, SoftmaxAttention), self.check.task, self.L)
-        check = controlled(self.check, flat(parts))[0]
-        values = replicates(check, flat(parts))
-        return Estimate(values.mean(), values.std(ddof=1) / math.sqrt(len(values)), check.method)
+            found = risk(from_blocks(aligned, SoftmaxAttention), task, self.L)
+            value, stderr, method = float(found.value), float(found.stderr), found.method
+        else:
+            check = controlled(self.check, flat(parts))[0]
+            values = np.asarray(replicates(check, flat(parts)))
+            value, stderr, method = values.mean(), values.std(ddof=1) / math.sqrt(len(values)), check.method
+        return Estimate(
+            jnp.asarray(standard.risk_out(float(value))), jnp.asarray(standard.factor * float(stderr)), method
+        )
 
 
 def _distinct(candidates: list[_Candidate]) -> list[StationaryPoint]:
-    """The lowest risk first, points of one kind whose risks cannot be told apart counted once."""
+    """The lowest risk first, points that are the same but for symmetries counted once."""
     kept: list[_Candidate] = []
     for new in sorted(candidates, key=lambda candidate: float(candidate.point.risk.value)):
-        if not any(
-            old.point.kind == new.point.kind
-            and abs(float(old.point.risk.value) - float(new.point.risk.value)) <= max(old.slack, new.slack)
-            for old in kept
-        ):
+        if not any(old.same_as(new) for old in kept):
             kept.append(new)
     return [candidate.point for candidate in kept]

@@ -49,8 +49,33 @@ def tangents(parts: Blocks, task: LinearRegression, *, scale: bool, error: float
     if scale:
         moves.append((A, C, -P, -R))
     vectors = np.stack([flat(move) for move in moves], axis=1) if moves else np.zeros((flat(parts).size, 0))
-    left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-    return left[:, sizes > max(error, _NEGLIGIBLE * max(1.0, float(np.linalg.norm(flat(parts)))))]
+    left, moved, _ = np.linalg.svd(vectors, full_matrices=False)
+    return left[:, moved > max(error, _NEGLIGIBLE * max(1.0, float(np.linalg.norm(flat(parts)))))]
+
+
+def least(x: Float[np.ndarray, " n"], task: LinearRegression) -> Float[np.ndarray, " n"]:
+    r"""The least of the layers that differ by what no covariate meets."""
+    A, C, P, R = (np.asarray(block) for block in from_flat(x, task.d, task.targets))
+    unseen, unasked = _kernel(np.asarray(task.Sigma)), _kernel(np.asarray(task.query_Sigma))
+    seen, asked = np.eye(task.d) - unseen.T @ unseen, np.eye(task.d) - unasked.T @ unasked
+    return flat((seen @ A @ asked, C @ asked, P @ seen, R))
+
+
+def balanced(x: Float[np.ndarray, " n"], d: int, k: int) -> Float[np.ndarray, " n"]:
+    """The same layer with the norms of U and V equal, as gradient flow from small weights leaves them."""
+    split = d * (d + k)
+    U, V = np.linalg.norm(x[:split]), np.linalg.norm(x[split:])
+    if not U * V > 0:
+        return x
+    s = math.sqrt(V / U)
+    return np.concatenate([s * x[:split], x[split:] / s])
+
+
+def sizes(x: Float[np.ndarray, " n"], task: LinearRegression, *, scale: bool) -> Float[np.ndarray, " 4"]:
+    """The norms of the blocks, which no symmetry of a task in standard units changes; with `scale`, once balanced."""
+    x = least(x, task)
+    parts = from_flat(balanced(x, task.d, task.targets) if scale else x, task.d, task.targets)
+    return np.array([float(np.linalg.norm(block)) for block in parts])
 
 
 def _antisymmetric(d: int) -> list[Float[np.ndarray, "d d"]]:
