@@ -65,7 +65,7 @@ def verdict(claim, results) -> str:
     ("measured", "relation", "target", "error", "tolerance", "expected"),
     [
         (2.0, ">", 1.0, 0.3, 0.0, "holds"),
-        (2.0, ">", 1.0, 0.4, 0.0, "holds within error"),
+        (2.0, ">", 1.0, 0.4, 0.0, "not settled at this preset"),
         (0.0, ">", 1.0, 0.4, 0.0, "not settled at this preset"),
         (0.0, ">", 1.0, 0.3, 0.0, "does not hold"),
         (0.0, "<", 1.0, 0.3, 0.0, "holds"),
@@ -92,7 +92,7 @@ def test_an_error_above_the_resolution_settles_nothing():
 def test_a_finding_is_as_bad_as_its_worst_check():
     checks = [
         Check("x", 2.0, ">", 1.0),
-        Check("x", 2.0, ">", 1.0, 1.0),
+        Check("x", 2.0, "=", 1.0, 1.0),
         Check("x", math.nan, ">", 1.0),
         Check("x", 0.0, ">", 1.0),
     ]

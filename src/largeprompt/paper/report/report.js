@@ -234,15 +234,15 @@
     const count = bodies.filter((body) => !body.hidden).length;
     document.getElementById("shown").textContent = `${count} of ${bodies.length} claims shown`;
   };
-  const everything = { verdict: undefined, role: undefined };
+  const none = { verdict: undefined, role: undefined };
   filters.forEach((button) => button.addEventListener("click", () => {
     const { verdict, role } = button.dataset;
     if (verdict) filter({ verdict: pressed(button) ? undefined : verdict });
     else if (role) filter({ role: pressed(button) ? undefined : role });
-    else filter(everything);
+    else filter(none);
   }));
   all(".count").forEach((count) => count.addEventListener("click", () => filter({ verdict: count.dataset.verdict, role: "test" })));
-  filter(everything);
+  filter(none);
 
   const natural = new Intl.Collator("en", { numeric: true }).compare;
   const cell = (body, name) => body.querySelector(`tr > .${name}`).dataset.sort;
@@ -259,7 +259,7 @@
   const arrive = () => {
     const body = bodies.find((candidate) => `#${candidate.id}` === decodeURIComponent(location.hash));
     if (!body) return;
-    if (body.hidden) filter(everything);
+    if (body.hidden) filter(none);
     open(body.querySelector("button.key"), true);
     body.scrollIntoView();
   };
