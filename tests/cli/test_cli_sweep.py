@@ -71,6 +71,7 @@ def test_status_counts_the_runs_of_a_grid_and_names_those_begun(command, runs):
     assert [run["hash"] for run in told["runs"]] == [run.hash for run in runs]
     assert told["runs"][1]["message"] == "RuntimeError: [no]"
     assert command("sweep", "status")[1].startswith("2 runs in runs: 1 finished, 1 failed\n")
+    Path("empty").mkdir()
     assert command("sweep", "status", "--store", "empty")[1] == "0 runs in empty: none\n"
 
 
@@ -102,6 +103,7 @@ def test_a_long_status_is_cut_on_the_terminal_only(command, runs, monkeypatch):
 )
 def test_what_is_wrong_is_one_line(command, arguments, message, monkeypatch):
     monkeypatch.setattr(_cluster, "_CONNECT_SECONDS", 0.3)
+    Path("runs").mkdir()
     code, out, err = command("sweep", *arguments)
     assert (code, out) == (2, "")
     assert message in err

@@ -203,6 +203,7 @@ def test_runs_are_listed_shown_exported_and_removed(command):
 
 @pytest.mark.parametrize("action", [("show", "abc"), ("rm", "abc"), ("export", "abc", "x.nc"), ("rm", "")])
 def test_a_run_that_is_not_there_is_one_line(command, action):
+    Path("runs").mkdir()
     code, _, err = command("runs", *action)
     assert code == 2
     assert "has a hash that begins with" in err

@@ -1,6 +1,8 @@
+import errno
+
 import pytest
 
-from largeprompt.lab import replacing
+from largeprompt.lab import replacing, writable_folder
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -33,3 +35,16 @@ def test_a_written_file_is_as_readable_as_any_other(tmp_path):
     with replacing(path) as temporary:
         temporary.write_text("new")
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+@pytest.mark.parametrize("named", [(), ("/tmp/.data-xyz.txt",)])
+def test_an_error_of_writing_names_the_file_that_was_wanted(named, tmp_path):
+    path = tmp_path / "data.txt"
+    with pytest.raises(OSError, match="No space left on device") as caught, replacing(path):
+        raise OSError(errno.ENOSPC, "No space left on device", *named)
+    assert caught.value.filename == str(path)
+
+
+def test_a_folder_is_made_and_tried_and_nothing_is_left_in_it(tmp_path):
+    writable_folder(tmp_path / "new" / "folder", files=["a.txt"], folders=["b"])
+    assert list((tmp_path / "new" / "folder").iterdir()) == []

@@ -13,6 +13,7 @@ from rich.console import Console
 import stand_in
 from largeprompt import engine, lab
 from largeprompt._device import Place
+from largeprompt.lab import _forecast
 from largeprompt.lab._forecast import _makespan, recorded_bytes
 from largeprompt.paper import training
 from largeprompt.paper.plan import Plan
@@ -65,6 +66,22 @@ def test_the_longest_runs_come_first(store):
     assert watcher.ends == [3, 2, 1, 5, 0, 4]
 
 
+def test_runs_with_a_checkpoint_come_before_all_others(store):
+    stop = threading.Event()
+
+    class Stopping(lab.Watcher):
+        def moved(self, run, step, speed, risk):
+            stop.set()
+
+    with pytest.raises(lab.Interrupted):
+        lab.train(RUNS[4], store, watcher=Stopping(), stop=stop)
+    watcher = Listening()
+    lab.sweep(
+        RUNS, store, jobs=1, watcher=watcher, seconds=dict(zip(RUNS, (5.0, 6.0, 1.0, 1.0, 0.5, 9.0), strict=True))
+    )
+    assert watcher.ends == [4, 5, 1, 0, 2, 3]
+
+
 def test_a_run_that_fails_stops_the_sweep_and_what_is_done_stays(store, monkeypatch):
     class Failing(Listening):
         def moved(self, run, step, speed, risk):
@@ -103,6 +120,28 @@ def card(monkeypatch):
 
     monkeypatch.setattr(engine, "Fleet", Fleet)
     monkeypatch.setattr(engine, "fused_place", lambda device: Place("gpu"))
+
+
+def test_seeds_cost_next_to_nothing_before_work_begins(store, monkeypatch):
+    counted = {"checked": 0, "sized": 0, "hashed": 0}
+
+    def counting(name, function):
+        def call(*arguments):
+            counted[name] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(lab.Run, "__post_init__", counting("checked", lab.Run.__post_init__))
+    monkeypatch.setattr(_forecast, "recorded_bytes", counting("sized", recorded_bytes))
+    monkeypatch.setattr(lab.Run, "as_dict", counting("hashed", lab.Run.as_dict))
+    runs = lab.runs_from({"L": math.inf, "d": 2, "steps": 40, "seeds": 2000})
+    assert len(lab.forecast(runs, store, 2).each) == 2000
+    assert counted["checked"] < 10
+    assert counted["sized"] == 1
+    assert counted["hashed"] == 0  # nothing is in the store
+    assert runs[7] == lab.Run(L=math.inf, d=2, steps=40, weight_seed=7, data_seed=7)
+    assert runs[7].hash == lab.Run(L=math.inf, d=2, steps=40, weight_seed=7, data_seed=7).hash
 
 
 @pytest.mark.usefixtures("card")

@@ -1,5 +1,6 @@
 """The store of runs: list, show, risk, export, rm."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,7 +115,10 @@ def _risk(
             drawing.save(drawing.draw(learning.length_chart(data)), path)
     files = [] if plot is None else [plot]
     if as_json:
-        print_json(files, {**records(data), "test": test})
+        told = records(data)
+        for row in told["rows"]:
+            row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
+        print_json(files, {**told, "test": test})
         return
     show([tables.length_table(data)], width=100)
     if files:

@@ -55,13 +55,14 @@ def risks_by_length(
     *,
     noise: float | None = None,
     query_sigma: Any = None,
+    rtol: float = 1e-3,
     done: Callable[[str], None] = lambda what: None,
 ) -> xr.Dataset:
     """The risk of trained layers at other lengths, beside the optimum of each length and the Bayes risk.
 
     The run's own length is always among them, and marked as `trained`. Another label noise, or another covariance of
-    the queries, makes another task of the test. Of several heads the risk is an average over prompts with its standard
-    error, and `optimum` that of one head.
+    the queries, makes another task of the test. Of several heads the risk is an average over prompts, drawn until the
+    standard error is `rtol` of it or 2²⁸ tokens are drawn, and `optimum` is that of one head.
     """
     if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError("runs are evaluated in float64; call largeprompt.use_float64() first")
@@ -75,7 +76,7 @@ def risks_by_length(
     of_member = {"softmax": optimal_softmax, "linear": optimal_linear}
     risks, errors, optima, best = [], [], [], []
     for length in lengths:
-        found = [_risk(layer, task, length) for layer in of.layers.values()]
+        found = [_risk(layer, task, length, rtol) for layer in of.layers.values()]
         risks.append([float(one.value) for one in found])
         errors.append([float(one.stderr) for one in found])
         optima.append([float(of_member[member](task, length).risk.value) for member in of.layers])
@@ -95,8 +96,8 @@ def risks_by_length(
     )
 
 
-def _risk(layer: Any, task: Any, L: int | float) -> Any:
+def _risk(layer: Any, task: Any, L: int | float, rtol: float) -> Any:
     most = 2**22 if math.inf == L else max(2, min(2**22, _TOKENS // int(L)))
     with warnings.catch_warnings():  # the standard error says it
         warnings.filterwarnings("ignore", message="the standard error is")
-        return risk(layer, task, L, max_draws=most)
+        return risk(layer, task, L, rtol=rtol, max_draws=most)

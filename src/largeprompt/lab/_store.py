@@ -82,11 +82,6 @@ class AbstractStore(abc.ABC):
     def claim(self, address: str) -> contextlib.AbstractContextManager[bool]:
         """Whether the run is this block's alone to work on."""
 
-    def _openable(self, name: str) -> Path | io.BytesIO | None:
-        """An object for a reader that may not need all of it."""
-        content = self._read(name)
-        return None if content is None else io.BytesIO(content)
-
     def _place(self, name: str) -> str:
         return f"{self.location}/{name}"
 
@@ -124,15 +119,11 @@ class AbstractStore(abc.ABC):
 
     def load(self, address: str) -> xr.Dataset | None:
         """A finished run, once every number of it is as it was written; None if there is none."""
-        place = self._place(f"{address}.nc")
-        source = self._openable(f"{address}.nc")
-        if source is None:
+        place, content = self._place(f"{address}.nc"), self._read(f"{address}.nc")
+        if content is None:
             return None
         try:
-            with about(place):
-                data = xr.load_dataset(source, engine="scipy", decode_times=False)
-        except OSError:
-            raise
+            data = xr.load_dataset(io.BytesIO(content), engine="scipy", decode_times=False)
         except Exception:  # of many kinds, none of which says more
             raise Damaged(f"{place} is damaged: it is cut short, or no NetCDF file") from None
         kept, text = data.attrs.pop("digest", None), data.attrs.get("run")
@@ -313,10 +304,6 @@ class Store(AbstractStore):
 
     def set_aside(self, address: str, kind: str) -> str:
         return set_aside(self.path(address, kind)).name
-
-    def _openable(self, name: str) -> Path | None:
-        path = self.folder / name
-        return path if path.exists() else None
 
     def _read(self, name: str) -> bytes | None:
         try:

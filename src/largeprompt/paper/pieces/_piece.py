@@ -75,7 +75,7 @@ class Shelf:
         if not path.exists():
             return None
         try:
-            data = xr.load_dataset(path, engine="scipy", decode_times=False)
+            data = xr.load_dataset(io.BytesIO(path.read_bytes()), engine="scipy", decode_times=False)
             kept = data.attrs.pop("digest")
         except OSError:
             raise
