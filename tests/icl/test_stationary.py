@@ -2,6 +2,7 @@
 
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,17 @@ from scipy.optimize import minimize
 
 from catalogue import f
 from icl_catalogue import FLAT, KMS
-from largeprompt.icl import LinearRegression, diagonal, identity, kms, optimal_linear
+from largeprompt.icl import (
+    LinearRegression,
+    _stationary,
+    diagonal,
+    identity,
+    kms,
+    optimal_linear,
+    predicted_excess,
+    stationary_points,
+)
 from largeprompt.icl._closed_forms import blocks, gaussian_risk
-from largeprompt.icl._stationary import predicted_excess, stationary_points
 from largeprompt.icl._symmetries import flat, from_flat, tangents
 
 EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
@@ -50,7 +59,10 @@ def test_spurious_minima_exist_from_dimension_two(d, excess):
 
 def test_dimension_one_has_no_spurious_minimum():
     task = LinearRegression(identity(1), 0.1)
-    assert [point.kind for point in stationary_points(task, 1000, "linear", starts=2)] == ["global minimum"]
+    points = stationary_points(task, 1000, "linear", starts=2)
+    # y x x_q is read as well by scoring labels and reading covariates
+    assert [point.kind for point in points] == 2 * ["global minimum"]
+    assert sorted(float(jnp.abs(point.attention.V[0, 0])) > 0.5 for point in points) == [False, True]
     assert float(predicted_excess(task, 1000)) == 0
 
 
@@ -121,6 +133,75 @@ def test_softmax_attention_has_a_spurious_minimum_too():
     assert float(point.risk.stderr) < 1e-3
 
 
+PAIR = LinearRegression(identity(2), 0.1, identity(2) / 2, targets=2)
+
+
+def test_several_outputs_have_a_spurious_minimum_too():
+    (point,) = local_minima(PAIR, 200)
+    assert float(point.excess) == pytest.approx(0.339733, abs=5.1e-7)
+    # the scale, the direction of the covariates and the output that is scored through it
+    assert point.zero_modes == point.symmetries == 3
+
+
+def test_random_starts_alone_reach_the_spurious_minimum_of_several_outputs(monkeypatch):
+    monkeypatch.setattr(_stationary, "spurious_starts", lambda task, L: [])
+    (point,) = local_minima(PAIR, 200, starts=16)
+    assert float(point.excess) == pytest.approx(0.339733, abs=5.1e-7)
+
+
+def test_several_outputs_never_learn_a_direction_at_the_spurious_minimum():
+    (point,) = local_minima(PAIR, 10**6)
+    # κ = 3ρ₂ + 2ω(τ₁ + s²) − ω² with ω = ρ₂ = ½, τ₁ = 1
+    assert float(predicted_excess(PAIR, 10**6)) == pytest.approx(0.25 + math.sqrt(2.35 / 10**6), rel=1e-12)
+    assert float(point.excess) == pytest.approx(float(predicted_excess(PAIR, 10**6)), abs=1e-5)
+
+
+def test_minima_of_equal_risk_are_told_apart_by_what_symmetries_leave_alone():
+    (point,) = local_minima(PAIR, 200)
+    other = eqx.tree_at(lambda p: p.attention.U, point, point.attention.U)
+    far = _stationary._Candidate(other, np.zeros(16), np.array([1.0, 2.0, 1.0, 1.0]), 0.0, 1e-6, np.zeros(16))
+    near = far._replace(point=point, sizes=far.sizes + 1e-9)
+    assert near.same_as(far)
+    assert not near._replace(sizes=far.sizes + 0.1).same_as(far)
+
+
+def test_units_of_covariates_labels_and_queries_do_not_matter():
+    task = LinearRegression(diagonal([1.0, 2.0]), 0.1, identity(2) / 2)
+    # x in units of 1e-4, y in units of 1e-3, queries ten times as far out
+    other = LinearRegression(1e8 * task.Sigma, 1e5, 1e-2 * task.Omega, 1e10 * task.Sigma)
+    points, others = (stationary_points(t, 1000, "linear", starts=0) for t in (task, other))
+    assert [p.kind for p in points] == [p.kind for p in others]
+    assert len(points) == 3
+    for point, same in zip(points, others, strict=True):
+        assert float(same.excess) == pytest.approx(1e8 * float(point.excess), rel=1e-6, abs=1e-3)
+
+
+def test_rotations_that_keep_only_the_product_of_covariances_are_symmetries():
+    # w·x has the same law along every direction once x is white, though Σ and Ω are not multiples of I
+    task = LinearRegression(diagonal([1.0, 4.0]), 0.1, diagonal([0.5, 0.125]))
+    (point,) = local_minima(task, 1000)
+    assert point.zero_modes == point.symmetries == 2
+    isotropic = LinearRegression(identity(2), 0.1, identity(2) / 2)
+    assert float(point.excess) == pytest.approx(float(local_minima(isotropic, 1000)[0].excess), rel=1e-9)
+
+
+def test_the_optimum_is_listed_even_where_its_gradient_does_not_vanish(monkeypatch):
+    monkeypatch.setattr(_stationary, "_STATIONARY", -1.0)
+    (point,) = stationary_points(PAIR, 200, "linear", starts=0)
+    assert point.kind == "undecided"
+    assert float(point.excess) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_a_task_in_float32_is_refused_in_one_line(kind, as_a_stranger):
+    with jax.enable_x64(False):
+        task = LinearRegression(identity(2), 0.1)
+        with pytest.raises(
+            ValueError, match=r"^task is in float32; stationary points need float64: .*use_float64\(\)$"
+        ):
+            stationary_points(task, 100, f(kind))
+
+
 @pytest.mark.parametrize(
     "task",
     [
@@ -143,7 +224,7 @@ def test_bad_input_is_refused_in_one_line(as_a_stranger):
         stationary_points(FLAT, 10, f("cosine"))
     with pytest.raises(ValueError, match=r"^starts is -1; it must be at least 0$"):
         stationary_points(FLAT, 10, "linear", starts=-1)
-    with pytest.raises(ValueError, match=r"^task has 2 targets; .* known for one target$"):
-        predicted_excess(LinearRegression(identity(2), targets=2), 10)
+    with pytest.raises(ValueError, match=r"^task has 2 targets; .* commute, d > 1 and the targets are few$"):
+        predicted_excess(LinearRegression(kms(2), 0.1, identity(2), diagonal([1.0, 2.0]), targets=2), 10)
     with pytest.raises(ValueError, match=r"^Sigma is singular; .* known for an invertible Sigma$"):
         predicted_excess(LinearRegression(diagonal([1.0, 0.0])), 10)

@@ -89,7 +89,7 @@ def _compiled_values_and_gradients(function: Risk, x):
     return jax.vmap(jax.value_and_grad(lambda x: replicates(function, x).mean()))(x)
 
 
-def one_of_each(function: Risk, x: Points, value: Numbers, slope: Numbers) -> Points:
+def one_of_each(function: Risk, x: Points, value: Numbers, slope: Numbers) -> Float[np.ndarray, "m n"]:
     """A row of each sort of ends that numbers which no symmetry changes cannot tell apart.
 
     Linear attention at its stationary points is known well, so that all sorts count. Ends that were not reached, and
@@ -109,7 +109,7 @@ def one_of_each(function: Risk, x: Points, value: Numbers, slope: Numbers) -> Po
     return x[[sort[0] for sort in chosen]]
 
 
-def _sorts(numbers: Float[np.ndarray, "s m"], rows: np.ndarray, tolerance: Numbers) -> list[list[int]]:
+def _sorts(numbers: Float[np.ndarray, "s m"], rows: np.ndarray, tolerance: Float[np.ndarray, " m"]) -> list[list[int]]:
     """The rows by sort, the lowest risk first in each."""
     found: list[list[int]] = []
     for i in rows[np.argsort(numbers[rows, 0], kind="stable")]:

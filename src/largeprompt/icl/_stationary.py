@@ -1,5 +1,6 @@
 """Where training can end: the stationary points of the risk of one layer in all of (U, V), found and certified."""
 
+import dataclasses
 import math
 import warnings
 from typing import Literal, NamedTuple
@@ -184,8 +185,7 @@ class _Search(NamedTuple):
                 x, subspace = found[-1].x + found[-1].downhill, None
             if is_optimum and not found:
                 given = self._examined(controlled(self.function, x)[0], x)
-                undecided = eqx.tree_at(lambda point: point.kind, given.point, "undecided")
-                found.append(given._replace(point=undecided))
+                found.append(given._replace(point=dataclasses.replace(given.point, kind="undecided")))
         return found
 
     def _examined(self, function: Risk, x: Vector) -> _Candidate:

@@ -1,6 +1,5 @@
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from largeprompt._precision import cached
 from largeprompt.attention import AbstractLayer, MultiHead
 from largeprompt.dynamics import Layers, State
 from largeprompt.icl import AbstractRisk, risk_function
@@ -193,13 +193,13 @@ def risks(setting: Run) -> list[AbstractRisk]:
         return _risks(setting)
 
 
-@functools.lru_cache(maxsize=512)
+@cached(maxsize=512)
 def _risks(setting: Run) -> list[AbstractRisk]:
     task, draws = setting.task(), setting.record.draws
     return [risk_function(_generic(layer), task, setting.L, draws=draws) for layer in setting.layers()]
 
 
-@functools.lru_cache(maxsize=512)
+@cached(maxsize=512)
 def _on_gpu(setting: Run, gpu: Any) -> list[AbstractRisk]:
     with jax.default_device(jax.devices("cpu")[0]):  # many small operations
         functions = risks(setting)

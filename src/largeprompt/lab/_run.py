@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from largeprompt import _checks as checks
+from largeprompt._precision import cached, is_float64
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Head, MultiHead, SoftmaxAttention
 from largeprompt.dynamics import AbstractTrainer, Training, structured_start
@@ -83,20 +84,23 @@ class Run:
         return ATTENTIONS[self.attention]
 
     def task(self) -> LinearRegression:
-        """What is learned."""
+        """What is learned, in the precision of the moment."""
         assert self.d is not None
         given: Any = (self.sigma, self.noise, self.omega, self.query_sigma, self.d)  # matrices as nested tuples
         return _task(*given)
 
     def layers(self) -> tuple[Any, ...]:
         """The layers before the first step, one for each member."""
-        return self._layers
+        if is_float64() not in self._layers:
+            start = self._shared_start()
+            assert start is not None
+            self._layers[is_float64()] = tuple(of_kind(start, kind) for kind in self.members)
+        return self._layers[is_float64()]
 
     @functools.cached_property
-    def _layers(self) -> tuple[Any, ...]:
-        start = self._shared_start()
-        assert start is not None
-        return tuple(of_kind(start, kind) for kind in self.members)
+    def _layers(self) -> dict[bool, tuple[Any, ...]]:
+        """By precision."""
+        return {}
 
     def _shared_start(self, draw: bool = True) -> AbstractLayer | None:
         if isinstance(self.start, tuple):
@@ -128,7 +132,7 @@ class Run:
 
     def trainer(self) -> AbstractTrainer:
         """The engine that carries it out."""
-        if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_float64():
             raise ValueError("runs are carried out in float64; call largeprompt.use_float64() first")
         from largeprompt.engine import trainer_for  # imports a compiler, which settings do not need
 
@@ -178,7 +182,7 @@ def twin(run: Run, **settings: Any) -> Run:
 _FIELDS = tuple(field.name for field in dataclasses.fields(Run))
 
 
-@functools.lru_cache(maxsize=4096)  # the runs of a sweep share few, and checking a covariance takes long
+@cached(maxsize=4096)  # the runs of a sweep share few, and checking a covariance takes long
 def _task(sigma: Any, noise: float, omega: Any, query_sigma: Any, d: int) -> LinearRegression:
     of_weights = np.eye(d) / d if omega is None else _covariance("omega", omega, d)
     query = None if query_sigma is None else _covariance("query_sigma", query_sigma, d)

@@ -43,7 +43,8 @@ def as_nested(name: str, value: Any) -> Any:
         shape = np.shape(value)
     except ValueError:
         raise ValueError(f"{name} is not an array: its rows differ in length") from None
-    return _tuples(np.asarray(checks.array(name, value, shape), float).tolist())
+    checks.array(name, value, shape)  # what it returns is rounded where JAX computes in float32
+    return _tuples(np.asarray(value, float).tolist())
 
 
 def _tuples(value: Any) -> Any:

@@ -13,7 +13,6 @@ r"""Where a run ended, by one rule.
   here: the risk alone does not tell them from minima, more steps do.
 """
 
-import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from largeprompt._precision import cached
 from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, predicted_excess
 
 from ._run import Run
@@ -80,7 +80,7 @@ def bayes(run: Run) -> float:
     return float(bayes_risk(run.task(), run.L).value)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def _yardstick(run: Run, member: str) -> Yardstick:
     task, L = run.task(), run.L
     optimum = (optimal_softmax if member == "softmax" else optimal_linear)(task, L).risk.value
