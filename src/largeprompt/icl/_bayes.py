@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def bayes_risk(
     `jax.random.key(0)`, until the standard error is `rtol` of the excess over $ks^2/2$ or `max_draws` are spent.
     Where the law is not Gaussian and the prompt long, two orders in $1/L$ serve, the next counted as standard error.
     """
-    task, L = _known_regression(task), _pairs(L)
+    task, L = _known_regression(task), checks.prompt_length(L, at_least=0)
     rtol = float(checks.number("rtol", rtol, at_least=0))
     max_draws = checks.count("max_draws", max_draws, at_least=2)
     stream = checks.key_or_default(key)
@@ -74,7 +74,7 @@ def deterministic_equivalent(task: Regression, L: int | float) -> Estimate:
     covariates of the experiments it is up to 9 % low near $L = d$ and 0.2 % low at $L = 50$. For covariates that are
     neither Gaussian nor independent no error is known.
     """
-    task, L = _known_regression(task), _pairs(L)
+    task, L = _known_regression(task), checks.prompt_length(L, at_least=0)
     problem = _reduced(task)
     Lambda, K = problem.Lambda, np.diag(problem.K)
     if L == 0:
@@ -267,13 +267,3 @@ def _law_unless_gaussian(task: Regression) -> AbstractMeasure | None:
         return None
     centred = isinstance(task.covariates, Gaussian) and not bool(jnp.any(task.covariates.mean()))
     return None if centred else task.covariates
-
-
-def _pairs(L: Any) -> int | float:
-    """A number of pairs: a whole number, 0 included, or `math.inf`."""
-    if isinstance(L, float | np.floating) and math.inf == L:
-        return math.inf
-    try:
-        return checks.count("L", L, at_least=0)
-    except ValueError:
-        raise ValueError(f"L is {L!r}; it must be a whole number of at least 0, or math.inf") from None

@@ -109,8 +109,8 @@ def risk_function(
     if method == "auto" and merged is not None and isinstance(task, LinearRegression):
         aligned, dtype = is_aligned(layer, task), task.Sigma.dtype
         if isinstance(merged, LinearAttention) or math.inf == L:
-            normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
-            return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
+            normaliser = checks.real_length(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
+            return ClosedForm(task, checks.real_length(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // REPLICATES)
             nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)

@@ -47,7 +47,7 @@ def same_prompt_gap(
     if not isinstance(straight, LinearAttention):
         raise ValueError("linear is softmax attention; it must be linear attention")
     nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
-    length = jnp.asarray(L, task.Sigma.dtype)
+    length = checks.real_length(L, task.Sigma.dtype)
     means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
     error = means.std(ddof=1) / jnp.sqrt(means.size)
