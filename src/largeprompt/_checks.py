@@ -143,9 +143,7 @@ def prompt_length(L: Any, *, at_least: int = 1) -> int | float:
     try:
         length = count("L", L, at_least=at_least)
     except ValueError:
-        raise ValueError(
-            f"L is {L!r}; a prompt length is a whole number of at least {at_least}, or math.inf"
-        ) from None
+        raise ValueError(f"L is {L!r}; a prompt length is a whole number of at least {at_least}, or math.inf") from None
     if length > LONGEST:
         raise ValueError(f"L is about 1e{math.log10(length):.0f}; a prompt length is at most 1e300, or math.inf")
     return length

@@ -23,13 +23,13 @@ _ROUNDING = 1e-9
 def flow_limit(task: LinearRegression, init: Merged, L: int | float = math.inf) -> Merged:
     r"""Where the gradient flow from a start of Assumption 5.1 ends.
 
-    Along it $P = C = 0$, and with $N$ the matrix of the normal equations of `best_reading`, $\dot A = kr(\Sigma\Omega -
-    rNA)\Sigma_q$: the part of A that the risk does not see stays, and so does $kr^2 - \|A\|_F^2$. With $\Pi$ and $\Pi_q$
-    the projections on the ranges of N and $\Sigma_q$, $A \to W^\top/r + A_0 - \Pi A_0\Pi_q$ and
-    $kr^2 - \|W\|_F^2/r^2 = kr_0^2 - \|\Pi A_0\Pi_q\|_F^2$. Where that is positive, r never vanishes; where it is 0 the
-    flow could end at the saddle r = 0 from starts of measure 0 only. Known for linear attention at every length and for
-    softmax at infinite length, whatever the noise. Paper: Remark 5.3 for invertible Σ, where $A\to\Sigma^{-1}/r$,
-    $r = \mathrm{tr}(\Sigma^{-2})^{1/4}$; Appendix F.3 for singular Σ.
+    Along it $P = C = 0$, and with $N$ the matrix of the normal equations of `best_reading`,
+    $\dot A = kr(\Sigma\Omega - rNA)\Sigma_q$: what the risk does not see of A stays, and so does $kr^2 - \|A\|_F^2$.
+    With $\Pi$ and $\Pi_q$ the projections on the ranges of N and $\Sigma_q$, $A \to W^\top/r + A_0 - \Pi A_0\Pi_q$ and
+    $kr^2 - \|W\|_F^2/r^2 = kr_0^2 - \|\Pi A_0\Pi_q\|_F^2$. Where that is positive, r keeps its sign; where it is 0, it
+    does but for starts of measure 0, whose flow ends at the saddle r = 0. Known for linear attention at every length
+    and for softmax at infinite length, whatever the noise. Paper: Remark 5.3 for invertible Σ, where
+    $A\to\Sigma^{-1}/r$, $r = \mathrm{tr}(\Sigma^{-2})^{1/4}$; Appendix F.3 for singular Σ.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     if not isinstance(init, LinearAttention | SoftmaxAttention):
@@ -60,8 +60,9 @@ def _refuse_a_start_that_may_turn(
 ) -> None:
     r"""Where A outweighs r, as it does not in Assumption 5.1, r may pass through 0 to the other sign.
 
-    Not once the risk is below that of r = 0; nor where the three covariances commute, as $\langle A,
-    \Sigma\Omega\Sigma_q\rangle$, which drives r, then stays positive. With nothing to learn the end depends on the path.
+    Not once the risk is below that of r = 0; nor where the three covariances commute, as then
+    $\mathrm{tr}\,A^\top\Sigma\Omega\Sigma_q$, which drives r, stays positive. With nothing to learn the end depends on
+    the path.
     """
     matrices = [np.asarray(M, float) for M in (task.Sigma, task.Omega, task.query_Sigma)]
     products = [(X @ Y, np.linalg.norm(X) * np.linalg.norm(Y)) for X, Y in itertools.combinations(matrices, 2)]

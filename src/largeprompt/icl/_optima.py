@@ -13,7 +13,7 @@ from largeprompt.attention import LinearAttention, Merged
 from ._closed_forms import Blocks, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
-from ._spectrum import factor, projection, refuse_a_traced_task, spectrum
+from ._spectrum import factor, projection, refuse_a_doubtful_rank, refuse_a_traced_task, spectrum
 
 
 class Optimum(eqx.Module, Generic[Merged]):
@@ -71,10 +71,13 @@ def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
     $$2R/k = s^2 + \sum_i\kappa_i\,\frac{\lambda_i+\tau_1+s^2}{(L+1)\lambda_i+\tau_1+s^2},\qquad
       \kappa_i = \|F_{\Sigma_q}^\top F_\Omega y_i\|^2 ,$$
 
-    with $\kappa_i = \lambda_i$ where queries are distributed like covariates.
+    with $\kappa_i = \lambda_i$ where queries are distributed like covariates. The reading is as exact as $\Sigma$ lets it
+    be: to rounding times the condition number of its correlations.
     """
     refuse_a_traced_task(task, "the optimum of linear attention")
     found, queries = spectrum(task.Sigma, task.Omega), factor(task.query_Sigma)
+    for name, part in (("Sigma", found.of_Sigma), ("Omega", found.of_Omega), ("query_Sigma", queries)):
+        refuse_a_doubtful_rank(name, part, getattr(task, name))
     values, noise, known = found.values, float(task.noise), np.arange(task.d) < found.rank
     share, spread = 1 / float(L), float(np.sum(values)) + noise
     spread *= share

@@ -21,6 +21,7 @@ from ._task import AbstractTask, as_predictor, as_task
 
 Method = Literal["auto", "sampled"]
 _FIRST_DRAWS = 2**12
+_LARGEST_PROMPT = 2**28  # numbers in a prompt that is drawn: a few gigabytes with what is computed of it
 
 
 def risk(
@@ -53,6 +54,7 @@ def risk(
                     "exact over prompts, one-dimensional quadrature over x",
                 )
         value, error = _value_and_error(function, layer)
+        checks.result("the standard error of the risk", error)
         return checks.result("the risk", value), error, function.method
 
     value, error, how = _refined(attempt, lambda v, e: (v, e), rtol, max_draws)
@@ -80,6 +82,7 @@ def risk_gradient(
         function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
         gradient, error = _gradient_and_error(function, layer)
         checks.result("the gradient of the risk", norm(gradient))
+        checks.result("the standard error of the gradient", norm(error))
         return gradient, error, function.method
 
     return Gradient(*_refined(attempt, lambda g, e: (norm(g), norm(e)), rtol, max_draws))
@@ -115,7 +118,14 @@ def risk_function(
             n = max(2, draws // REPLICATES)
             nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
+    _refuse_prompts_too_long(task, L)
     return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
+
+
+def _refuse_prompts_too_long(task: AbstractTask, L: int | float) -> None:
+    longest = _LARGEST_PROMPT // task.dim
+    if longest < L < math.inf:
+        raise ValueError(f"L is {L}; without a closed form prompts are drawn whole, here of up to {longest} tokens")
 
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:

@@ -1,7 +1,7 @@
 r"""The eigenvalues of $\Sigma\Omega$ through factors of both, so that no condition number is squared.
 
 With $\Sigma = F_\Sigma F_\Sigma^\top$ and $\Omega = F_\Omega F_\Omega^\top$ the singular values of
-$F_\Sigma^\top F_\Omega = X\,\mathrm{diag}(\sigma)\,Y^\top$ are the roots of these eigenvalues: $\sigma_i^2 = \lambda_i$.
+$F_\Sigma^\top F_\Omega = X\,\mathrm{diag}(\sigma)\,Y^\top$ are their roots, $\sigma_i^2 = \lambda_i$.
 All is NumPy in float64, whatever the precision of the task.
 """
 
@@ -21,14 +21,15 @@ _SMALL_IS_EXACT = 2  # of LAPACK's gejsv: small singular values of a matrix with
 class Factor(NamedTuple):
     r"""A covariance as $FF^\top$; the columns of $F$ past its `rank` are 0.
 
-    What the rounding of its entries leaves open counts as 0: eigenvalues of the matrix of correlations below `rounding`.
-    Judged by correlations, a small variance counts however small it is, in float32 too.
+    Eigenvalues of the matrix of correlations below `rounding` count as 0: that of the entries could make them. A small
+    variance counts however small it is, in float32 too.
     """
 
     F: Matrix
     inverse: Matrix  # the pseudo-inverse of F
     rank: int
     rounding: float
+    doubtful: float  # the largest eigenvalue of the correlations that is neither surely 0 nor known to a per cent, or 0
 
     @property
     def projection(self) -> Matrix:
@@ -54,7 +55,8 @@ def factor(covariance: Float[Array, "d d"]) -> Factor:
     else:
         Q, R = np.linalg.qr(F[:, :rank])
         inverse[:rank] = np.linalg.solve(R, Q.T)
-    return Factor(F, inverse, rank, rounding)
+    doubtful = values[(values > rounding / 5) & (values <= max(rounding, 100 * d * np.finfo(float).eps))]
+    return Factor(F, inverse, rank, rounding, float(doubtful.max(initial=0.0)))
 
 
 def projection(columns: Float[np.ndarray, "d n"]) -> Matrix:
@@ -92,10 +94,10 @@ def spectrum(Sigma: Float[Array, "d d"], Omega: Float[Array, "d d"]) -> Spectrum
     # small singular values keep their digits: columns scaled by both scales, pivots that order the rows of R alike, and
     # a product whose rows are then scaled as those of R
     scale = np.linalg.norm(second.F, axis=1)
-    Q, R, order = scipy.linalg.qr(first.F.T * scale, pivoting=True)
+    Q, R, order = scipy.linalg.qr(first.F.T * scale, pivoting=True)  # pyright: ignore[reportAssignmentType]
     rest = (second.F / np.where(scale > 0, scale, 1)[:, None])[order]
-    found = scipy.linalg.lapack.dgejsv((R @ rest).T, joba=_SMALL_IS_EXACT)
-    scaled, right, left, work, _, failed = found
+    (decompose,) = scipy.linalg.get_lapack_funcs(("gejsv",), (R,))
+    scaled, right, left, work, _, failed = decompose((R @ rest).T, joba=_SMALL_IS_EXACT)
     if failed:
         raise ValueError("Sigma and Omega have no singular value decomposition in float64; rescale them")
     roots = scaled * (work[0] / work[1])
@@ -106,6 +108,15 @@ def spectrum(Sigma: Float[Array, "d d"], Omega: Float[Array, "d d"]) -> Spectrum
     index = np.arange(len(roots))
     kept = (roots > 0) & (index < possible) & ((index < certain) | (roots > least))
     return Spectrum(first, second, Q @ left, np.where(kept, roots, 0), right, int(np.sum(kept)))
+
+
+def refuse_a_doubtful_rank(name: str, found: Factor, covariance: Float[Array, "d d"]) -> None:
+    """What is read off best depends on the least eigenvalue, unless it is 0."""
+    if found.doubtful > 0:
+        raise ValueError(
+            f"{name} has correlations with the eigenvalue {found.doubtful:.2g}, which is lost in the rounding of "
+            f"{covariance.dtype}; make it 0 or larger" + ("" if covariance.dtype.itemsize == 8 else ", or use float64")
+        )
 
 
 def refuse_a_traced_task(task: object, what: str) -> None:
