@@ -13,6 +13,7 @@ from jax.core import Tracer
 from largeprompt._typing import Numbers
 
 Size = int | None
+LONGEST = 10**300
 
 
 def is_traced(x: Any) -> bool:
@@ -135,14 +136,25 @@ def key_or_default(k: Any) -> Any:
         return jax.random.key(0)
 
 
-def prompt_length(L: Any) -> int | float:
-    """A prompt length: a positive whole number or `math.inf`."""
+def prompt_length(L: Any, *, at_least: int = 1) -> int | float:
+    """A prompt length: a whole number that a float64 can hold, of at least `at_least`, or `math.inf`."""
     if isinstance(L, float | np.floating) and math.inf == L:
         return math.inf
     try:
-        return count("L", L)
+        length = count("L", L, at_least=at_least)
     except ValueError:
-        raise ValueError(f"L is {L!r}; a prompt length is a whole number of at least 1, or math.inf") from None
+        raise ValueError(f"L is {L!r}; a prompt length is a whole number of at least {at_least}, or math.inf") from None
+    if length > LONGEST:
+        raise ValueError(f"L is about 1e{math.log10(length):.0f}; a prompt length is at most 1e300, or math.inf")
+    return length
+
+
+def real_length(L: Any, dtype: Any) -> Array:
+    """A prompt length as a real number; where the type cannot hold it, infinite, so that 1/L is 0 as in rounding."""
+    if isinstance(L, int | float):
+        with np.errstate(over="ignore"):
+            L = np.asarray(float(L)).astype(dtype)
+    return jnp.asarray(L, dtype)
 
 
 def covariance(name: str, x: Any, dim: Size = None) -> Array:

@@ -259,7 +259,10 @@ def test_prediction_can_be_compiled_batched_and_differentiated():
 
 
 CASES = {
-    "a negative length": (lambda: bayes_risk(KMS, -1), "L is -1; it must be a whole number of at least 0, or math.inf"),
+    "a negative length": (
+        lambda: bayes_risk(KMS, -1),
+        "L is -1; a prompt length is a whole number of at least 0, or math.inf",
+    ),
     "half a length": (lambda: bayes_risk(KMS, 1.5), "L is 1.5; it must be"),
     "a length NaN": (lambda: deterministic_equivalent(KMS, math.nan), "L is nan; it must be"),
     "another loss": (

@@ -49,7 +49,8 @@ def _refuse_a_wrong_direction(Theta: Float[Array, "d m"], product: Float[Array, 
             f"Theta has ‖ΘΘᵀ‖_F = {size:.6g}; Assumption 5.1 asks for 1 (divide Theta by {math.sqrt(size):.6g})"
         )
     seen = float(jnp.linalg.norm(task.Sigma @ Theta))
-    if seen <= 1e-12 * float(jnp.linalg.norm(task.Sigma)) * float(jnp.linalg.norm(Theta)):
+    rounding = 10 * task.d * float(jnp.finfo(task.Sigma.dtype).eps)
+    if seen <= rounding * float(jnp.linalg.norm(task.Sigma)) * float(jnp.linalg.norm(Theta)):
         raise ValueError("Theta has ΣΘ = 0; Assumption 5.1 asks for a Theta that the covariates reach")
 
 

@@ -26,6 +26,7 @@ from ._optima import as_regression as as_regression
 from ._optima import best_reading as best_reading
 from ._optima import from_blocks as from_blocks
 from ._optima import gradient_descent as gradient_descent
+from ._optima import normal_equations as normal_equations
 from ._optima import optimal_linear as optimal_linear
 from ._optimal_softmax import SoftmaxOptimum as SoftmaxOptimum
 from ._optimal_softmax import optimal_softmax as optimal_softmax

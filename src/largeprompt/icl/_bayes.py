@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,14 @@ from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression, RegressionOn, root
+from ._spectrum import factor, refuse_a_traced_task, spectrum
 from ._task import WithLoss, as_task
 from ._wishart import bartlett, effective_length, resolvent_trace
 
 Regression = LinearRegression | RegressionOn
+LONGEST_DRAWN = 10**9  # hours of drawing
 EXACT_RANK = 100  # the exact mean costs a second at this rank and grows as its fourth power; past it, prompts are drawn
+LONG = 10**15  # from here on the deterministic equivalent is exact to rounding, and the integrals are not
 TOKENS = 2**16  # covariates drawn at a time, always as many: JAX would compile the sampler anew for every other number
 
 
@@ -34,7 +37,7 @@ def bayes_risk(
     `jax.random.key(0)`, until the standard error is `rtol` of the excess over $ks^2/2$ or `max_draws` are spent.
     Where the law is not Gaussian and the prompt long, two orders in $1/L$ serve, the next counted as standard error.
     """
-    task, L = _known_regression(task), _pairs(L)
+    task, L = _known_regression(task), checks.prompt_length(L, at_least=0)
     rtol = float(checks.number("rtol", rtol, at_least=0))
     max_draws = checks.count("max_draws", max_draws, at_least=2)
     stream = checks.key_or_default(key)
@@ -54,14 +57,18 @@ def bayes_risk(
         return risk(0.0)
     L = int(L)
     if covariates is None:
-        if n <= EXACT_RANK:
+        if n <= EXACT_RANK or L > LONG:
             return risk(_learned_exactly(problem, L))
         grams = _wishart_grams(problem, L)
     else:
-        learned, stderr = _expansion(problem, L, covariates, stream)
+        learned, stderr = _expansion(problem, float(L), covariates, stream)
         # without noise both orders vanish at every L and say nothing
         if problem.noise > 0 and precise(learned, stderr):
             return risk(learned, "expansion in 1/L", stderr)
+        if L > LONGEST_DRAWN:
+            raise ValueError(
+                f"L is {L}; for covariates that are not Gaussian such prompts are drawn, up to L = {LONGEST_DRAWN}"
+            )
         grams = _prompt_grams(problem, L, covariates)
     learned, stderr = _sampled(problem, L, grams, stream, precise, max_draws)
     return risk(learned, "Monte Carlo", stderr)
@@ -74,16 +81,15 @@ def deterministic_equivalent(task: Regression, L: int | float) -> Estimate:
     covariates of the experiments it is up to 9 % low near $L = d$ and 0.2 % low at $L = 50$. For covariates that are
     neither Gaussian nor independent no error is known.
     """
-    task, L = _known_regression(task), _pairs(L)
+    task, L = _known_regression(task), checks.prompt_length(L, at_least=0)
     problem = _reduced(task)
-    Lambda, K = problem.Lambda, np.diag(problem.K)
+    Lambda = problem.Lambda
     if L == 0:
-        learned = np.sum(K)
+        learned = np.trace(problem.K)
     elif math.inf == L or len(Lambda) == 0 or (problem.noise == 0 and len(Lambda) <= L):
         learned = 0.0
     else:
-        D = problem.D
-        learned = np.sum(K * D / (effective_length(D, L) + D))
+        learned = _equivalent(problem, int(L))
     return exactly(task.targets / 2 * (problem.noise + problem.unidentified + learned), "deterministic equivalent")
 
 
@@ -104,7 +110,9 @@ class Reduced(NamedTuple):
     def D(self) -> Float[np.ndarray, " n"]:
         r"""$s^2/\lambda_i$, where no noise stands for noise far below rounding."""
         # the second floor keeps e^{log D - DEPTH} above underflow
-        least = self.Lambda.max() * (1e-24 if self.noise == 0 else 1e-60)
+        least = (
+            max(1e-24 * self.Lambda.min(), 1e-60 * self.Lambda.max()) if self.noise == 0 else 1e-60 * self.Lambda.max()
+        )
         return max(self.noise, least) / self.Lambda
 
 
@@ -114,17 +122,12 @@ def _reduced(task: Regression) -> Reduced:
         Sigma, S = task.Sigma, task.query_Sigma
     else:
         Sigma, S = task.covariates.second_moment(), task.queries.second_moment()
-    if any(checks.is_traced(leaf) for leaf in (Sigma, S, task.Omega, task.noise)):
-        raise ValueError("the Bayes risk is not traced; call it outside of jit, vmap and grad")
-    rounding = 10 * task.d * float(jnp.finfo(Sigma.dtype).eps)
-    Sigma, S, Omega = (np.asarray(matrix, float) for matrix in (Sigma, S, task.Omega))
-    prior = np.asarray(root(jnp.asarray(Omega)), float)
-    Lambda, P = np.linalg.eigh(prior @ Sigma @ prior)
-    learnable = Lambda > rounding * np.linalg.norm(Sigma, 2) * np.linalg.norm(Omega, 2)
-    queried = prior @ S @ prior
-    lost, P = P[:, ~learnable], P[:, learnable]
-    unidentified = float(np.trace(lost.T @ queried @ lost))
-    return Reduced(Lambda[learnable], P.T @ queried @ P, P.T @ prior, max(unidentified, 0.0), float(task.noise))
+    refuse_a_traced_task((Sigma, S, task.Omega, task.noise), "the Bayes risk")
+    found = spectrum(Sigma, task.Omega)
+    n, modes = found.rank, found.modes
+    queried = np.sum((factor(S).F.T @ modes[:, n:]) ** 2)
+    K = modes[:, :n].T @ np.asarray(S, float) @ modes[:, :n]
+    return Reduced(found.values[:n], K, modes[:, :n].T, float(queried), float(task.noise))
 
 
 def _learned_exactly(problem: Reduced, L: int) -> float:
@@ -133,10 +136,18 @@ def _learned_exactly(problem: Reduced, L: int) -> float:
     Lambda, K, n = problem.Lambda, np.diag(problem.K), len(problem.Lambda)
     if problem.noise == 0 and np.ptp(Lambda) <= 1e-12 * Lambda.max():
         return float(np.sum(K)) * (n - L) / n
+    if L > LONG:
+        return _equivalent(problem, L)
     return resolvent_trace(K * problem.D, problem.D, L)
 
 
-def _expansion(problem: Reduced, L: int, covariates: AbstractMeasure, key: PRNGKeyArray) -> tuple[float, float]:
+def _equivalent(problem: Reduced, L: int) -> float:
+    r"""The same with $X^\top X$ replaced by its deterministic equivalent: right to a few $n/L$ of its value."""
+    K, D = np.diag(problem.K), problem.D
+    return float(np.sum(K * D / (effective_length(D, L) + D)))
+
+
+def _expansion(problem: Reduced, L: float, covariates: AbstractMeasure, key: PRNGKeyArray) -> tuple[float, float]:
     r"""Two orders in $1/L$ of the same mean for any law of $z$, with $R = (s^2+L\Lambda)^{-1}$, and their error:
 
     $$s^2\,\mathrm{tr}\,KR + s^2L\,\big(E\,(z^\top Rz)(z^\top RKRz) - \mathrm{tr}\,KR\Lambda R\Lambda R\big).$$
@@ -267,13 +278,3 @@ def _law_unless_gaussian(task: Regression) -> AbstractMeasure | None:
         return None
     centred = isinstance(task.covariates, Gaussian) and not bool(jnp.any(task.covariates.mean()))
     return None if centred else task.covariates
-
-
-def _pairs(L: Any) -> int | float:
-    """A number of pairs: a whole number, 0 included, or `math.inf`."""
-    if isinstance(L, float | np.floating) and math.inf == L:
-        return math.inf
-    try:
-        return checks.count("L", L, at_least=0)
-    except ValueError:
-        raise ValueError(f"L is {L!r}; it must be a whole number of at least 0, or math.inf") from None

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Real
 
+from largeprompt import _checks as checks
 from largeprompt.attention import AbstractAttention
 
 from ._regression import LinearRegression
@@ -36,7 +37,6 @@ def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
 Scalar = int | float | Real[Array, ""]
 
 
-@jax.jit
 def gaussian_risk(
     parts: Blocks, task: LinearRegression, L: Scalar, normaliser: Scalar | None = None
 ) -> Float[Array, ""]:
@@ -47,53 +47,79 @@ def gaussian_risk(
     $2R_L = E\|Gx - Wx\|^2 + (E\,a\nu + E\|Gx\|^2)/L + ks^2$. With a `normaliser` $\rho$ the query is one more token of
     the prompt and the sum over tokens is divided by $\rho$: $L+1$ in Remark 3.2, $L$ in Zhang et al. (2024).
     """
+    dtype = task.Sigma.dtype
+    scale = None if normaliser is None else checks.real_length(normaliser, dtype)
+    return _gaussian_risk(parts, task, checks.real_length(L, dtype), scale)
+
+
+@jax.jit
+def _gaussian_risk(
+    parts: Blocks, task: LinearRegression, L: Float[Array, ""], normaliser: Float[Array, ""] | None
+) -> Float[Array, ""]:
     if normaliser is None:
         return _expected_square(parts, task, L) / 2
-    f = L / normaliser
+    f = jnp.where(jnp.isinf(normaliser), 1, L / normaliser)
     shrunk = parts._replace(P=f * parts.P, R=f * parts.R)
     A, _, P, _ = parts
     S, symmetric = task.query_Sigma, (parts.A + parts.A.T) / 2
     # the query adds (Px)(xᵀAx)/ρ, independent of the prompt; E_W (G − W) is all it meets of the rest
-    offset = _even_part(shrunk, task) + task.tau1 * shrunk.R @ shrunk.C
+    offset = _even_mean(shrunk, task)
     SA, trace = S @ symmetric, jnp.sum(A * S)
     mean_product = jnp.sum((offset @ S) * P) * trace + 2 * jnp.sum((offset @ SA @ S) * P)
     B = P @ S @ P.T
     square = jnp.trace(B) * (trace**2 + 2 * jnp.sum(SA * SA.T))
     square += 4 * trace * jnp.sum((P @ SA @ S) * P) + 8 * jnp.sum((P @ SA @ SA @ S) * P)
-    return (_expected_square(shrunk, task, L) + 2 * mean_product / normaliser + square / normaliser**2) / 2
+    return (_expected_square(shrunk, task, L) + 2 * mean_product / normaliser + square / normaliser / normaliser) / 2
 
 
 @jax.jit
 def aligned_gaussian_risk(parts: Blocks, task: LinearRegression, L) -> Float[Array, ""]:
     """The same for P = C = 0, where a dozen of the products vanish."""
     SA = task.Sigma @ parts.A
-    SAS, RR = SA @ task.query_Sigma, jnp.sum(parts.R**2)
-    square = (1 + 1 / L) * jnp.sum((task.Omega @ SAS) * SA) + (task.tau1 + task.noise) / L * jnp.sum(SAS * parts.A)
-    still = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise)
-    return (RR * square - 2 * jnp.trace(parts.R) * jnp.sum(SAS * task.Omega) + still) / 2
+    SAS = SA @ task.query_Sigma
+    odd, error = jnp.sum((task.Omega @ SAS) * SA), _odd_error(parts, task, SA, SAS)
+    product = (task.tau1 + task.noise) * jnp.sum(SAS * parts.A)
+    return (error + task.targets * task.noise + jnp.sum(parts.R**2) * (odd + product) / L) / 2
 
 
-def _even_part(parts: Blocks, task: LinearRegression) -> Float[Array, "k d"]:
-    return parts.P @ task.Sigma @ parts.A + task.noise * parts.R @ parts.C
+def _odd_error(parts: Blocks, task: LinearRegression, SA, SAS) -> Float[Array, ""]:
+    r"""$E\|RW\Sigma Ax - Wx\|^2$ as a sum of squares: near the optimum it is not a difference of large numbers.
+
+    With $r = \mathrm{tr}R/k$ and $M = r\Sigma A - I$, $k\,\mathrm{tr}\,\Omega M\Sigma_qM^\top$ and what R is off rI.
+    """
+    r, rest = _mean_and_rest(parts.R)
+    M, MS = r * SA - jnp.eye(task.d, dtype=SA.dtype), r * SAS - task.query_Sigma
+    return task.targets * jnp.sum((task.Omega @ MS) * M) + jnp.sum(rest**2) * jnp.sum((task.Omega @ SAS) * SA)
 
 
-def _expected_square(parts: Blocks, task: LinearRegression, L) -> Float[Array, ""]:
+def _mean_and_rest(R: Float[Array, "k k"]) -> tuple[Float[Array, ""], Float[Array, "k k"]]:
+    r = jnp.trace(R) / R.shape[0]
+    return r, R - r * jnp.eye(R.shape[0], dtype=R.dtype)
+
+
+def _even_mean(parts: Blocks, task: LinearRegression) -> Float[Array, "k d"]:
+    """E G, the mean of its even part."""
+    return parts.P @ task.Sigma @ parts.A + (task.noise + task.tau1) * parts.R @ parts.C
+
+
+def _expected_square(parts: Blocks, task: LinearRegression, L: Float[Array, ""]) -> Float[Array, ""]:
     A, C, P, R = parts
     Sigma, Omega, S, s2, tau1, rho2 = task.Sigma, task.Omega, task.query_Sigma, task.noise, task.tau1, task.rho2
-    k = task.targets
     PS, SA, RC = P @ Sigma, Sigma @ A, R @ C
+    SAS, PSO = SA @ S, PS @ Omega
     K = C @ S @ C.T  # E of the label block of u uᵀ
-    even = _even_part(parts, task)
     RKR, RR = jnp.sum((R @ K) * R), jnp.sum(R**2)
-    spread = jnp.sum((PS @ Omega) * PS)
-    mixed = jnp.sum((PS @ Omega @ SA @ S) * RC)
     # E‖Gx‖²: the even part, with E[N B N] = τ1² B + ρ2 (Bᵀ + tr B) for N = WΣWᵀ, then the odd part
-    square = jnp.sum((even @ S) * (even + 2 * tau1 * RC)) + (tau1**2 + rho2) * RKR + rho2 * RR * jnp.trace(K)
-    square += jnp.trace(K) * spread + RR * jnp.sum((Omega @ SA @ S) * SA) + 2 * mixed
-    # E (Gx)·(Wx): only the odd part meets W
-    cross = jnp.trace(R) * jnp.sum((SA @ S) * Omega) + jnp.sum((PS @ Omega @ S) * C)
+    mean = _even_mean(parts, task)
+    even = jnp.sum((mean @ S) * mean) + rho2 * (RKR + RR * jnp.trace(K))
+    labels, mixed = jnp.trace(K) * jnp.sum(PSO * PS), jnp.sum((PSO @ SAS) * RC)
+    square = even + labels + RR * jnp.sum((Omega @ SAS) * SA) + 2 * mixed
+    # E‖Gx − Wx‖²: only the odd part meets W
+    r, rest = _mean_and_rest(R)
+    met = jnp.sum((PSO @ (r * SAS - S)) * C) + jnp.sum((PSO @ SAS) * (rest @ C))
+    error = even + labels + _odd_error(parts, task, SA, SAS) + 2 * met
     # E aν
-    alpha, gamma = jnp.sum(PS * P) + s2 * RR, jnp.sum((SA @ S) * A) + s2 * jnp.trace(K)
+    alpha, gamma = jnp.sum(PS * P) + s2 * RR, jnp.sum(SAS * A) + s2 * jnp.trace(K)
     product = alpha * (gamma + tau1 * jnp.trace(K)) + tau1 * gamma * RR
     product += tau1**2 * jnp.trace(K) * RR + 2 * rho2 * RKR + 4 * mixed
-    return square - 2 * cross + k * jnp.sum(S * Omega) + k * s2 + (product + square) / L
+    return error + task.targets * s2 + (product + square) / L

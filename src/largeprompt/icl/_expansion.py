@@ -43,4 +43,4 @@ def risk_expansion(layer: AbstractLayer, task: LinearRegression, L: int | float)
     r"""$R_\infty + \text{rate}/L$: the risk of softmax attention to first order, good once $L \gg e^{2\nu}$."""
     task = as_regression(task)
     parts = blocks(softmax_form(as_predictor(layer, task)), task)
-    return gaussian_risk(parts, task, jnp.inf) + risk_rate(layer, task) / checks.prompt_length(L)
+    return gaussian_risk(parts, task, jnp.inf) + risk_rate(layer, task) / float(checks.prompt_length(L))

@@ -83,7 +83,7 @@ def initial_gaps(
     wide, weights = widened(normal)
     dtype = task.Sigma.dtype
     wide, weights = jnp.asarray(np.moveaxis(wide, -1, 1), dtype), jnp.asarray(weights, dtype)
-    found = _replicates(softmax, linear, task, WeightMoments(L), jnp.asarray(L, dtype), wide, weights)
+    found = _replicates(softmax, linear, task, WeightMoments(L), checks.real_length(L, dtype), wide, weights)
     outputs, gradients = (checks.result("the gap", part) for part in found)
     how = "exact over prompts, quasi-Monte Carlo over (W, x)"
     error = outputs.std(ddof=1) / math.sqrt(REPLICATES)

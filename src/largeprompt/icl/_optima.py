@@ -1,8 +1,8 @@
 import math
-from typing import Generic
+from typing import Generic, NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
@@ -10,9 +10,10 @@ from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 from largeprompt.attention import LinearAttention, Merged
 
-from ._closed_forms import Blocks, Scalar, gaussian_risk
+from ._closed_forms import Blocks, gaussian_risk
 from ._estimate import Estimate, exactly
 from ._regression import LinearRegression
+from ._spectrum import factor, projection, refuse_a_doubtful_rank, refuse_a_traced_task, spectrum
 
 
 class Optimum(AbstractShown, Generic[Merged]):
@@ -44,17 +45,54 @@ def as_regression(task: object) -> LinearRegression:
     return task
 
 
-@jax.jit
-def best_reading(task: LinearRegression, L: Scalar) -> Float[Array, "d d"]:
+def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
     r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
 
-    The normal equations $E[\hat s^\top\hat s]\,W^\top = E[\hat s^\top W]$ read
-    $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top = \Sigma\Omega$, whatever the law of
-    the queries; of many solutions, the least.
+    The normal equations $E[\hat s^\top\hat s]\,W^\top\Sigma_q = E[\hat s^\top W]\,\Sigma_q$ read
+    $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top\Sigma_q = \Sigma\Omega\Sigma_q$; of
+    many solutions, the least.
     """
-    SO = task.Sigma @ task.Omega
-    gram = (1 + 1 / L) * SO @ task.Sigma + (task.tau1 + task.noise) / L * task.Sigma
-    return jnp.linalg.pinv((gram + gram.T) / 2, hermitian=True) @ SO
+    task, L = as_regression(task), checks.prompt_length(L)
+    return checks.result("the best reading", jnp.asarray(normal_equations(task, L).reading, task.Sigma.dtype))
+
+
+class NormalEquations(NamedTuple):
+    """Their least solution, the projections on what they see from the left and from the right, and the risk left."""
+
+    reading: Float[np.ndarray, "d d"]
+    left: Float[np.ndarray, "d d"]
+    right: Float[np.ndarray, "d d"]
+    risk: float
+
+
+def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
+    r"""Those of `best_reading` in float64, through the `Spectrum` of the task: $\Sigma\Omega\Sigma$ is never formed.
+
+    $$2R/k = s^2 + \sum_i\kappa_i\,\frac{\lambda_i+\tau_1+s^2}{(L+1)\lambda_i+\tau_1+s^2},\qquad
+      \kappa_i = \|F_{\Sigma_q}^\top F_\Omega y_i\|^2 ,$$
+
+    with $\kappa_i = \lambda_i$ where queries are distributed like covariates. The reading is as exact as $\Sigma$ lets it
+    be: to rounding times the condition number of its correlations.
+    """
+    refuse_a_traced_task(task, "the optimum of linear attention")
+    found, queries = spectrum(task.Sigma, task.Omega), factor(task.query_Sigma)
+    for name, part in (("Sigma", found.of_Sigma), ("Omega", found.of_Omega), ("query_Sigma", queries)):
+        refuse_a_doubtful_rank(name, part, getattr(task, name))
+    values, noise, known = found.values, float(task.noise), np.arange(task.d) < found.rank
+    share, spread = 1 / float(L), float(np.sum(values)) + noise
+    spread *= share
+    denominator = (1 + share) * values + spread
+    # at infinite length the directions that no prompt shows solve the equations with any coefficient
+    solved = denominator > 0
+    inverse = np.where(solved, found.roots / np.where(solved, denominator, 1), 0)
+    left, right = found.of_Sigma.projection, queries.projection
+    reading = found.of_Sigma.inverse.T @ (found.left * inverse) @ found.modes.T @ right
+    if spread == 0 and found.rank < found.of_Sigma.rank:
+        left = projection(found.of_Sigma.F @ found.left[:, : found.rank])
+        reading = left @ reading
+    unknown = np.where(known, (share * values + spread) / np.where(known, denominator, 1), 1.0)
+    weights = np.sum((queries.F.T @ found.modes) ** 2, axis=0)
+    return NormalEquations(reading, left, right, task.targets / 2 * (noise + float(weights @ unknown)))
 
 
 def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAttention]:
@@ -65,18 +103,11 @@ def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAtte
     and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    return _with_risk(balanced(best_reading(task, L), task), task, L)
-
-
-def _with_risk(parts: Blocks, task: LinearRegression, L: int | float) -> Optimum[LinearAttention]:
-    value = checks.result("the risk", gaussian_risk(parts, task, L))
-    return Optimum(from_blocks(parts, LinearAttention), exactly(value, "closed form"))
-
-
-def balanced(reading: Float[Array, "d d"], task: LinearRegression) -> Blocks:
-    r"""The aligned blocks with $rA$ given and $\|A\|_F^2 = kr^2$."""
-    r = jnp.sqrt(jnp.linalg.norm(reading) / math.sqrt(task.targets))
-    return aligned_blocks(jnp.where(r > 0, reading / jnp.where(r > 0, r, 1), 0), r, task)
+    found = normal_equations(task, L)
+    r = math.sqrt(float(np.linalg.norm(found.reading)) / math.sqrt(task.targets))
+    A = checks.result("the optimum", jnp.asarray(found.reading / r if r > 0 else found.reading, task.Sigma.dtype))
+    layer = from_blocks(aligned_blocks(A, r, task), LinearAttention)
+    return Optimum(layer, exactly(jnp.asarray(found.risk, task.Sigma.dtype), "closed form"))
 
 
 def gradient_descent(
@@ -99,4 +130,6 @@ def gradient_descent(
         size = jnp.where(curvature > 0, (behind - ahead) / (2 * jnp.where(curvature > 0, curvature, 1)), 0)
     else:
         size = checks.number("step", step)
-    return _with_risk(aligned_blocks(checks.finite("step", size * P), 1.0, task), task, L)
+    parts = aligned_blocks(checks.finite("step", size * P), 1.0, task)
+    value = checks.result("the risk", gaussian_risk(parts, task, L))
+    return Optimum(from_blocks(parts, LinearAttention), exactly(value, "closed form"))

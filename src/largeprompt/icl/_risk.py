@@ -21,6 +21,7 @@ from ._task import AbstractTask, as_predictor, as_task
 
 Method = Literal["auto", "sampled"]
 _FIRST_DRAWS = 2**12
+_LARGEST_PROMPT = 2**28  # numbers in a prompt that is drawn: a few gigabytes with what is computed of it
 
 
 def risk(
@@ -48,6 +49,7 @@ def risk(
             exact = checks.result("the risk", aligned_risk(function.parts(layer), function.task, function.moments))
             return exact, jnp.zeros_like(exact), METHOD
         value, error = _value_and_error(function, layer)
+        checks.result("the standard error of the risk", error)
         return checks.result("the risk", value), error, function.method
 
     value, error, how = _refined(attempt, lambda v, e: (v, e), rtol, max_draws)
@@ -75,6 +77,7 @@ def risk_gradient(
         function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
         gradient, error = _gradient_and_error(function, layer)
         checks.result("the gradient of the risk", norm(gradient))
+        checks.result("the standard error of the gradient", norm(error))
         return gradient, error, function.method
 
     return Gradient(*_refined(attempt, lambda g, e: (norm(g), norm(e)), rtol, max_draws))
@@ -104,13 +107,20 @@ def risk_function(
     if method == "auto" and merged is not None and isinstance(task, LinearRegression):
         aligned, dtype = is_aligned(layer, task), task.Sigma.dtype
         if kind_of(merged) == "linear" or math.inf == L:
-            normaliser = jnp.asarray(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
-            return ClosedForm(task, jnp.asarray(L, dtype), normaliser, aligned)
+            normaliser = checks.real_length(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
+            return ClosedForm(task, checks.real_length(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // REPLICATES)
             nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
+    _refuse_prompts_too_long(task, L)
     return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
+
+
+def _refuse_prompts_too_long(task: AbstractTask, L: int | float) -> None:
+    longest = _LARGEST_PROMPT // task.dim
+    if longest < L < math.inf:
+        raise ValueError(f"L is {L}; without a closed form prompts are drawn whole, here of up to {longest} tokens")
 
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:

@@ -162,13 +162,19 @@ class OverNodes(AbstractRisk):
     @staticmethod
     def finished(terms):
         _, means = terms
-        error = jax.tree.map(lambda x: x.std(axis=0, ddof=1) / math.sqrt(x.shape[0]), means)
+        error = jax.tree.map(lambda x: _spread(x) / math.sqrt(x.shape[0]), means)
         return jax.tree.map(lambda x: x.mean(axis=0), means), error
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):
             return [self]
         return (eqx.tree_at(lambda f: f.nodes, self, nodes) for nodes in self.nodes.pieces(draws))
+
+
+def _spread(x: Float[Array, "r *shape"]) -> Float[Array, "*shape"]:
+    """The standard deviation along the first axis, of numbers whose squares may overflow."""
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=0), jnp.finfo(x.dtype).tiny)
+    return (x / scale).std(axis=0, ddof=1) * scale
 
 
 class OverInstances(AbstractRisk):

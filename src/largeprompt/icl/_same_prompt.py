@@ -45,7 +45,7 @@ def same_prompt_gap(
     n = max(2, checks.count("draws", draws, at_least=2) // REPLICATES)
     curved, straight = softmax_form(as_predictor(softmax, task)), linear_form(as_predictor(linear, task))
     nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
-    length = jnp.asarray(L, task.Sigma.dtype)
+    length = checks.real_length(L, task.Sigma.dtype)
     means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
     error = means.std(ddof=1) / jnp.sqrt(means.size)
