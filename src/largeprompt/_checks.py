@@ -136,13 +136,18 @@ def key_or_default(k: Any) -> Any:
 
 
 def prompt_length(L: Any) -> int | float:
-    """A prompt length: a positive whole number or `math.inf`."""
+    """A prompt length: a positive whole number or `math.inf`; beyond JAX's integers, a whole number as a float."""
     if isinstance(L, float | np.floating) and math.inf == L:
         return math.inf
     try:
-        return count("L", L)
+        length = count("L", L)
     except ValueError:
         raise ValueError(f"L is {L!r}; a prompt length is a whole number of at least 1, or math.inf") from None
+    try:
+        return length if length <= jnp.iinfo(jax.dtypes.canonicalize_dtype(int)).max else float(length)
+    except OverflowError:
+        size = int(length.bit_length() * math.log10(2))
+        raise ValueError(f"L is about 10^{size}; a prompt length is below 10^308, or math.inf") from None
 
 
 def covariance(name: str, x: Any, dim: Size = None) -> Array:

@@ -18,6 +18,7 @@ from ._wishart import bartlett, effective_length, resolvent_trace
 
 Regression = LinearRegression | RegressionOn
 EXACT_RANK = 100  # the exact mean costs a second at this rank and grows as its fourth power; past it, prompts are drawn
+LONG = 10**13  # tokens, from which on the deterministic equivalent is exact to a rank's multiple of 1/L
 TOKENS = 2**16  # covariates drawn at a time, always as many: JAX would compile the sampler anew for every other number
 
 
@@ -133,6 +134,8 @@ def _learned_exactly(problem: Reduced, L: int) -> float:
     Lambda, K, n = problem.Lambda, np.diag(problem.K), len(problem.Lambda)
     if problem.noise == 0 and np.ptp(Lambda) <= 1e-12 * Lambda.max():
         return float(np.sum(K)) * (n - L) / n
+    if L >= LONG:
+        return float(np.sum(K * problem.D / (effective_length(problem.D, L) + problem.D)))
     return resolvent_trace(K * problem.D, problem.D, L)
 
 

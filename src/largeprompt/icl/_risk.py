@@ -15,6 +15,7 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments
 from ._aligned_risk import aligned_risk
 from ._estimate import Estimate, Gradient, norm
 from ._nodes import REPLICATES, power_of_two, regression_nodes
+from ._prompt import refuse_beyond_memory
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
 from ._task import AbstractTask, as_predictor, as_task
@@ -115,7 +116,9 @@ def risk_function(
             n = max(2, draws // REPLICATES)
             nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
-    return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
+    function = OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
+    refuse_beyond_memory(function.tokens(layer), task.dim)
+    return function
 
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
