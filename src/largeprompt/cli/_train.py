@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import DeviceName, Json, Out, app, screen, value
+from ._app import DeviceName, Json, Out, app, errors, screen, value
 from ._output import device_of, interruptible, name_files, print_json, progress, show
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ def train(
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.store_at(store)
     where = device_of(lab.place_for(device))
+    for reason, count in lab.without_fused(runs).items():
+        remark = f"{count} of {len(runs)} runs take the slower reference engine: {reason}"
+        errors.print(f"largeprompt: {remark}", highlight=False, soft_wrap=True, markup=False)
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
         expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"), where)
     if not as_json:

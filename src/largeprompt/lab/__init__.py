@@ -7,6 +7,7 @@ from ._cluster import SweepWatcher as SweepWatcher
 from ._cluster import runs_at_work as runs_at_work
 from ._cluster import sweep_on as sweep_on
 from ._engines import with_engines as with_engines
+from ._engines import without_fused as without_fused
 from ._execution import train as train
 from ._files import claimed as claimed
 from ._files import leftovers as leftovers
@@ -46,6 +47,7 @@ from ._sweep import place_for as place_for
 from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS
-from ._verdict import Yardstick as Yardstick
 from ._verdict import verdict as verdict
 from ._verdict import wilson as wilson
+from ._yardstick import Yardstick as Yardstick
+from ._yardstick import yardstick as yardstick

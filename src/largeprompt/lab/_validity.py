@@ -53,6 +53,8 @@ def _length(name: str, value: Any) -> int | float:
     try:
         return checks.prompt_length(math.inf if isinstance(value, str) and value == "inf" else value)
     except ValueError:
+        if isinstance(value, int) and value >= 1:  # too long, and too long to be printed
+            raise
         raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1, or inf") from None
 
 
