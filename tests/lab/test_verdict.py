@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from largeprompt import lab
 from largeprompt.icl import predicted_excess
-from largeprompt.lab._verdict import yardstick
+from largeprompt.lab import yardstick
 
 STICK = lab.Yardstick(optimum=0.08, zero=0.55, spurious=0.1, long_enough=50.0)
 STEPS = np.unique(np.concatenate([[0], np.geomspace(1, 500_000, 60).round()]))

@@ -131,7 +131,7 @@ def _table(L: int | float) -> np.ndarray:
     if L in (1, math.inf):  # one weight, Q = 1 and K₂ = 0; or none, Q = 0 and K₂ = 1: e^{-800} is 0
         return np.where(np.arange(_TERMS)[:, None, None] > 0, 0.0, np.full(shape, 0.0 if L == 1 else 800.0))
     if L > LONGEST:
-        raise ValueError(f"L has {len(str(L))} digits; the moments are known for L up to 1e60, and for math.inf")
+        raise ValueError(f"L is {L:.4g}; the moments are known for L up to 1e60, and for math.inf")
     y = ((np.arange(_PANELS)[:, None] + (_nodes(_NODES) + 1) / 2) / _PANELS).astype(float)
     betas = np.sqrt(_SCALE * (1 - y) * (1 + y)) / y
     moments = integrate(smoothing(tuple(betas.ravel()), math.log(L)), float(L))

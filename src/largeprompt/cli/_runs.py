@@ -195,6 +195,7 @@ def _ends(data: "xr.Dataset") -> dict:
             "verdict": str(data.verdict.sel(member=member).values),
             "risk": float(data.risk.sel(member=member)[-1]),
             "optimum": float(data.optimum.sel(member=member)),
+            "attainable": float(data.attainable.sel(member=member)),
             "diverged": float(data.diverged.sel(member=member)),
         }
         for member in data.member.values

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import DeviceName, Json, Out, app, screen, value
+from ._app import DeviceName, Json, Out, app, errors, screen, value
 from ._output import device_of, interruptible, name_files, print_json, progress, ready, show, written
 
 if TYPE_CHECKING:
@@ -97,6 +97,9 @@ def train(
     if not estimate:
         ready(out, "training")
         folder.check_writable()
+    for reason, count in lab.without_fused(runs).items():
+        remark = f"{count} of {len(runs)} runs take the slower reference engine: {reason}"
+        errors.print(f"largeprompt: {remark}", highlight=False, soft_wrap=True, markup=False)
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
         expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"), where)
     if not as_json:

@@ -1,5 +1,4 @@
 import abc
-import math
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -10,7 +9,16 @@ from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer
-from largeprompt.icl import AbstractTask, as_predictor, as_task, norm, prediction
+from largeprompt.icl import (
+    AbstractTask,
+    as_predictor,
+    as_task,
+    held_tokens,
+    norm,
+    prediction,
+    prompt_for,
+    refuse_beyond_memory,
+)
 
 FAR = 1e8  # a parameter norm from which training counts as diverged
 _TOKENS_AT_ONCE = 2**20
@@ -99,9 +107,17 @@ class AbstractTrainer(abc.ABC):
 
 
 class ReferenceTrainer(AbstractTrainer):
-    """Plain JAX: samples every token and differentiates automatically. Any task, any loss, any layers, any device."""
+    """Plain JAX: samples every token and differentiates automatically. Any task, any loss, any layers, any device.
+
+    Of prompts too long to be held, linear attention on Gaussian tokens reads a second moment of the same law; where
+    other layers would have to, one line says so.
+    """
 
     name = "reference"
+
+    def __init__(self, training: Training, layers: Layers):
+        super().__init__(training, layers)
+        refuse_beyond_memory(held_tokens(layers, training.task, training.L), training.task.dim)
 
     def _advance(self, state: State, stop: int) -> State:
         arrays, static = eqx.partition(state.layers, eqx.is_inexact_array)
@@ -128,11 +144,11 @@ def batch_gradient(training: Training, layers: Layers, key: PRNGKeyArray) -> Lay
 
     def of_one_prompt(index):
         of_instance, of_tokens = jax.random.split(jax.random.fold_in(key, index))
-        drawn = task._draw(of_instance).prompt(of_tokens, L)
+        drawn = prompt_for(layers, task._draw(of_instance), of_tokens, L)
         return jax.grad(loss)(arrays, drawn)
 
-    tokens = task.dim * (1 if math.inf == L else L)
-    at_once = max(1, min(training.batch, _TOKENS_AT_ONCE // int(tokens)))
+    numbers = task.dim * held_tokens(layers, task, L)
+    at_once = max(1, min(training.batch, _TOKENS_AT_ONCE // numbers))
     each = jax.lax.map(of_one_prompt, jnp.arange(training.batch), batch_size=at_once)
     return jax.tree.map(lambda leaf: training.loss_factor * leaf.mean(axis=0), each)
 

@@ -1,6 +1,7 @@
 """The same training, in law, far faster: counter-based random numbers, exact low-dimensional sampling, one kernel."""
 
 from ._choice import trainer_for as trainer_for
+from ._form import refusal as refusal
 from ._fused import FusedTrainer as FusedTrainer
 from ._gpu import Fleet as Fleet
 from ._gpu import GpuTrainer as GpuTrainer

@@ -21,14 +21,19 @@ from largeprompt.icl import LinearRegression
 from ._batch import Law
 from ._weights import Weights, weights
 
+_COUNTERS = 2**32  # of a step's random numbers
+# A prompt of so many tokens differs from its law by a 10⁻⁹th, less than float32 can hold: longer ones are read as this.
+_LONGEST = 2**62
+
 
 class Form:
-    """The law and the weights of a training, softmax attention before linear attention."""
+    """The law and the weights of a training, softmax attention before linear attention; `length` is 0 for L = inf."""
 
     def __init__(self, training: Training, layers: Layers):
         task = training.task
         assert isinstance(task, LinearRegression)
         self.law = _law(task)
+        self.length = 0 if math.inf == training.L else min(int(training.L), _LONGEST)
         self._order = sorted(range(len(layers)), key=lambda i: _kind(layers[i]) == "linear")
         self.weights = self.parts(layers)
         kinds = [_kind(layers[i]) for i in self._order]
@@ -82,8 +87,11 @@ def refusal(training: Training, layers: Layers) -> str | None:
         kinds.append(_kind(layer))
     if sorted(kinds) not in (["softmax"], ["linear"], ["linear", "softmax"]):
         return f"the layers are {', '.join(kinds)}, not one or a softmax and a linear one"
-    if math.inf > training.L >= 2**32:
-        return f"L is {training.L}, not below 2**32"
+    # one head draws two tokens a counter, m columns of several heads take (m + 3) // 4 counters a token
+    counters = [(2 * len(_heads(layer)) + 3) // 4 for layer in layers if _kind(layer) == "softmax"]
+    longest = _COUNTERS // max(counters, default=1)
+    if counters and math.inf > training.L >= longest:
+        return f"L is {training.L:.4g}, and the tokens of softmax attention are counted below {longest}"
     return None
 
 

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
@@ -23,7 +21,6 @@ class FusedTrainer(AbstractTrainer):
             raise ValueError(f"the fused engine does not apply: {reason}; use engine='reference'")
         super().__init__(training, layers)
         form = self._form = Form(training, layers)
-        self._L = 0 if math.inf == training.L else int(training.L)
         columns = (0 if w is None else 2 * len(w.K) for w in (form.softmax, form.linear))
         self._space = workspace(training.task.dim - 1, *columns)
 
@@ -34,7 +31,7 @@ class FusedTrainer(AbstractTrainer):
         trainer(form.softmax is not None, form.linear is not None)(
             state.step,
             stop,
-            self._L,
+            form.length,
             training.batch,
             training.rate * training.loss_factor,
             FAR,

@@ -203,18 +203,18 @@ class _Squadron:
         self._stops = np.array([voyage.stop for voyage, _ in sailing])
         self._marks = [np.asarray(voyage.marks, np.int64) for voyage, _ in sailing]
         self._seen = np.zeros(len(sailing), np.int64)
-        cost = np.array([_WITHOUT_TOKENS + (0.0 if math.inf == v.training.L else v.training.L) for v, _ in sailing])
+        cost = np.array([_WITHOUT_TOKENS + (form.length if form.softmax is not None else 0.0) for _, form in sailing])
         cost *= self._stops - np.array([voyage.state.step for voyage, _ in sailing])
         self.longest, self._ranked = float(np.max(cost)), np.argsort(-cost, kind="stable")
         self._whole = np.zeros((len(sailing), len(WHOLE)), np.int64)
         numbers = np.zeros((len(sailing), len(NUMBERS)))
         for i, (voyage, form) in enumerate(sailing):
             training, law = voyage.training, form.law
-            seed, length = training.seed, 0 if math.inf == training.L else int(training.L)
+            seed = training.seed
             diverged = [-1 if at is None else at for at in form.ordered(voyage.state.diverged)]
             of_law = (int(law.plain), int(law.diagonal))
             at = (voyage.state.step, voyage.state.step, 0, diverged[0], diverged[-1])
-            self._whole[i] = (length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
+            self._whole[i] = (form.length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
             scales = [w.scale for w in form.weights]
             numbers[i] = (law.noise, training.rate * training.loss_factor, scales[0], scales[-1])
         to_card = self._cuda.to_device

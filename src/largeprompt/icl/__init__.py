@@ -30,6 +30,9 @@ from ._optima import normal_equations as normal_equations
 from ._optima import optimal_linear as optimal_linear
 from ._optimal_softmax import SoftmaxOptimum as SoftmaxOptimum
 from ._optimal_softmax import optimal_softmax as optimal_softmax
+from ._prompt import held_tokens as held_tokens
+from ._prompt import prompt_for as prompt_for
+from ._prompt import refuse_beyond_memory as refuse_beyond_memory
 from ._regression import LinearRegression as LinearRegression
 from ._regression import RegressionOn as RegressionOn
 from ._regression import root as root

@@ -15,13 +15,13 @@ from largeprompt.attention import AbstractLayer, WeightMoments, kind_of
 from ._aligned_risk import METHOD, aligned_risk
 from ._estimate import Estimate, Gradient, norm
 from ._nodes import REPLICATES, power_of_two, regression_nodes
+from ._prompt import refuse_beyond_memory
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
 from ._task import AbstractTask, as_predictor, as_task
 
 Method = Literal["auto", "sampled"]
 _FIRST_DRAWS = 2**12
-_LARGEST_PROMPT = 2**28  # numbers in a prompt that is drawn: a few gigabytes with what is computed of it
 
 
 def risk(
@@ -113,14 +113,9 @@ def risk_function(
             n = max(2, draws // REPLICATES)
             nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
-    _refuse_prompts_too_long(task, L)
-    return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
-
-
-def _refuse_prompts_too_long(task: AbstractTask, L: int | float) -> None:
-    longest = _LARGEST_PROMPT // task.dim
-    if longest < L < math.inf:
-        raise ValueError(f"L is {L}; without a closed form prompts are drawn whole, here of up to {longest} tokens")
+    function = OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
+    refuse_beyond_memory(function.tokens(layer), task.dim)
+    return function
 
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:

@@ -20,6 +20,7 @@ from largeprompt.attention import (
 
 from ._closed_forms import Blocks, aligned_gaussian_risk, blocks, gaussian_risk
 from ._nodes import Nodes
+from ._prompt import held_tokens, prompt_for
 from ._regression import LinearRegression
 from ._softmax_risk import aligned_softmax_risk, softmax_risk
 from ._task import AbstractTask, prediction
@@ -197,14 +198,23 @@ class OverInstances(AbstractRisk):
         of_instance, of_prompt = jax.random.split(key)
         instance = self.task.draw(of_instance)
         # a finite prompt is an Empirical measure, an infinite one the law itself: the one definition of the risk
-        prompt = instance.prompt(of_prompt, self.L)
-        mu = with_query(prompt.measure, prompt.query, self.L) if self.query_in_prompt else prompt.measure
+        if self.query_in_prompt:
+            prompt = instance.prompt(of_prompt, self.L)
+            mu = with_query(prompt.measure, prompt.query, self.L)
+        else:
+            prompt = prompt_for((layer,), instance, of_prompt, self.L)
+            mu = prompt.measure
         return self.task._loss(prediction(layer._output(mu, prompt.query), self.task), prompt.target)
 
-    def _moments(self, function) -> tuple[Array, Any, Any]:
+    def tokens(self, layer: AbstractLayer) -> int:
+        """How many tokens one prompt holds; an infinite one counts as one."""
+        if self.query_in_prompt:
+            return 1 if math.inf == self.L else int(self.L)
+        return held_tokens((layer,), self.task, self.L)
+
+    def _moments(self, tokens: int, function) -> tuple[Array, Any, Any]:
         """How many keys, the mean of function(key), a tree of arrays, and its squared deviations, chunk by chunk."""
         n = self.keys.shape[0]
-        tokens = 1 if math.inf == self.L else int(self.L)
         budget = max(1, min(n, 2**20 // (tokens * self.task.dim)))
         chunk = math.gcd(n, 2 ** int(math.log2(budget)))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, self.keys[0]))
@@ -224,11 +234,11 @@ class OverInstances(AbstractRisk):
         def of_key(key):
             return jax.value_and_grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        _, (value, gradient), _ = self._moments(of_key)
+        _, (value, gradient), _ = self._moments(self.tokens(layer), of_key)
         return value, eqx.combine(gradient, static)
 
     def terms(self, layer):
-        return self._moments(lambda key: self._loss(layer, key))
+        return self._moments(self.tokens(layer), lambda key: self._loss(layer, key))
 
     def gradient_terms(self, layer):
         differentiable, static = eqx.partition(layer, eqx.is_inexact_array)
@@ -236,7 +246,7 @@ class OverInstances(AbstractRisk):
         def of_key(key):
             return jax.grad(lambda part: self._loss(eqx.combine(part, static), key))(differentiable)
 
-        count, *parts = self._moments(of_key)
+        count, *parts = self._moments(self.tokens(layer), of_key)
         return count, *(eqx.combine(part, static) for part in parts)
 
     @staticmethod

@@ -7,6 +7,7 @@ from ._cluster import SweepWatcher as SweepWatcher
 from ._cluster import runs_at_work as runs_at_work
 from ._cluster import sweep_on as sweep_on
 from ._engines import with_engines as with_engines
+from ._engines import without_fused as without_fused
 from ._evaluation import Trained as Trained
 from ._evaluation import risks_by_length as risks_by_length
 from ._evaluation import trained as trained
@@ -51,6 +52,7 @@ from ._sweep import place_for as place_for
 from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS
-from ._verdict import Yardstick as Yardstick
 from ._verdict import verdict as verdict
 from ._verdict import wilson as wilson
+from ._yardstick import Yardstick as Yardstick
+from ._yardstick import yardstick as yardstick

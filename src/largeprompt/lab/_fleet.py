@@ -24,7 +24,7 @@ from ._execution import claimed_unless_found
 from ._run import Run
 from ._sitting import Interrupted, Sitting, Watcher
 from ._store import AbstractStore
-from ._verdict import bayes, yardstick
+from ._yardstick import bayes, yardstick
 
 SECONDS, LONGEST = 1.0, 3.0  # of a launch
 RECORDED_EVERY = 15.0  # seconds

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import sys
 import time
@@ -18,6 +19,7 @@ _MEASURE_SECONDS = 0.1
 _LAUNCH_SECONDS = 0.3  # on a GPU
 _MANY = 1000  # runs
 _AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
+_TOKENS = 2**22  # in a step that is timed: a longer one is foreseen from one of so many
 
 
 class Forecast(NamedTuple):
@@ -75,6 +77,14 @@ def _there(runs: Collection[Run], store: AbstractStore) -> tuple[set[str], set[s
     return store.finished_of(hashes), store.begun_of(hashes)
 
 
+def _shorter(run: Run) -> tuple[Run, float]:
+    """A run whose steps can be timed in a moment, and how many times faster they are: time goes with the tokens."""
+    if "softmax" not in run.members or math.inf == run.L or run.L * run.batch <= _TOKENS:
+        return run, 1.0
+    L = max(1024, _TOKENS // run.batch)
+    return (dataclasses.replace(run, L=L, engine=run.resolved.engine), run.L / L) if L < run.L else (run, 1.0)
+
+
 def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple, float]]:
     """Steps a second of a run of each kind, and the share that it takes of a GPU meanwhile."""
     if not kinds:
@@ -84,7 +94,7 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
     speeds, shares, names = {}, {}, list(kinds)
     while names:
         some = names[:_AT_ONCE]
-        runs = [kinds[name] for name in some]
+        runs, factors = zip(*(_shorter(kinds[name]) for name in some), strict=True)
         with jax.default_device(jax.devices("cpu")[0]):
             fleet = Fleet([Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
         first = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS / 10).items()}  # compiles
@@ -93,7 +103,7 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
         taken = max(time.monotonic() - began, 1e-9)
         for i in sorted({*first, *then}):  # others had no room beside these
             moved, seconds = (then[i] - first.get(i, 0), taken) if i in then else (first[i], _LAUNCH_SECONDS / 10)
-            speeds[some[i]], shares[some[i]] = moved / seconds, fleet.shares[i]
+            speeds[some[i]], shares[some[i]] = moved / seconds / factors[i], fleet.shares[i]
         names = [name for name in names if name not in speeds]
     return speeds, shares
 
@@ -117,6 +127,7 @@ def _kind(run: Run) -> tuple:
 
 
 def _speed(run: Run) -> float:
+    run, factor = _shorter(run)
     trainer = run.trainer()
     state = trainer.advance(trainer.start(), min(1, run.steps))  # compiles
     steps, speed = 1, 1.0
@@ -128,7 +139,7 @@ def _speed(run: Run) -> float:
         if taken >= _MEASURE_SECONDS:
             break
         steps *= 2
-    return speed
+    return speed / factor
 
 
 def _done(run: Run, store: AbstractStore) -> int:
@@ -149,6 +160,8 @@ def _makespan(seconds: list[float], jobs: int) -> float:
 
 def duration(seconds: float) -> str:
     """A time in words."""
+    if seconds >= 1e8:
+        return f"{seconds / (365.25 * 86400):.3g} years"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -9,8 +9,9 @@ from ._course import Course
 from ._run import Run
 from ._settings import as_toml
 from ._store import run_of
-from ._verdict import bayes, verdict, yardstick
+from ._verdict import verdict
 from ._weights import matrices, with_matrices
+from ._yardstick import bayes, yardstick
 
 _DIMS = {
     "risk": (),
@@ -39,24 +40,12 @@ def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dat
     """All that a finished run has recorded, what it is held against and where it ended, with its settings inside."""
     arrays = course.arrays()
     variables = {name: _variable(name, array, run) for name, array in arrays.items()}
-    sticks = [yardstick(run, member) for member in run.members]
-    optimum = np.asarray([stick.optimum for stick in sticks])
-    time, risk, error = run.rate * run.loss_factor * run.steps, arrays["risk"], arrays["risk_stderr"][-1]
-    ends = [
-        verdict(course.steps, risk[:, i], float(error[i]), stick, diverged=diverged[i], time=time)
-        for i, stick in enumerate(sticks)
-    ]
-    variables |= {
-        "diverged": (
-            ("member",),
-            [np.nan if at is None else float(at) for at in diverged],
-            _about("step of divergence"),
-        ),
-        "optimum": (("member",), optimum, _about("least risk of one head of this attention at this length")),
-        "excess": (("member",), risk[-1] - optimum, _about("final risk above the optimum")),
-        "verdict": (("member",), ends),
-        "Bayes": ((), bayes(run), _about("Bayes risk at this length")),
-    }
+    variables["diverged"] = (
+        ("member",),
+        [np.nan if at is None else float(at) for at in diverged],
+        _about("step of divergence"),
+    )
+    variables["Bayes"] = ((), bayes(run), _about("Bayes risk at this length"))
     coordinates = {"member": list(run.members), "step": course.steps.astype(float)}
     if "norms" in variables:
         coordinates["matrix"] = list(matrices(run.layers()[0]))
@@ -68,7 +57,33 @@ def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dat
         "weight_seed": str(run.weight_seed),
         "data_seed": str(run.data_seed),
     }
-    return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+    return judged(xr.Dataset(variables, coords=coordinates, attrs=attributes))
+
+
+def judged(data: xr.Dataset) -> xr.Dataset:
+    """The recorded risks with what they are held against and where they ended; a result that has it stays as it is.
+
+    Results of earlier versions hold the optimum of one head, and what their verdicts were by another rule.
+    """
+    if "attainable" in data:
+        return data
+    run = run_of(data)
+    known = [float(data.optimum.sel(member=member)) if "optimum" in data else None for member in run.members]
+    sticks = [yardstick(run, member, best) for member, best in zip(run.members, known, strict=True)]
+    time, ends = run.rate * run.loss_factor * run.steps, []
+    for member, stick in zip(run.members, sticks, strict=True):
+        own = data.sel(member=member)
+        at = None if np.isnan(own.diverged) else int(own.diverged)
+        error = float(own.risk_stderr[-1])
+        ends.append(verdict(own.step.values, own.risk.values, error, stick, diverged=at, time=time))
+    optimum = np.asarray([stick.optimum for stick in sticks])
+    attainable = np.asarray([stick.bounds[1] for stick in sticks])
+    return data.assign(
+        optimum=(("member",), optimum, _about("least risk of such layers at this length, where it is known")),
+        attainable=(("member",), attainable, _about("risk that such layers are known to come as near as wanted to")),
+        excess=(("member",), data.risk.values[:, -1] - optimum, _about("final risk above the optimum")),
+        verdict=(("member",), ends),
+    )
 
 
 def layer_at(data: xr.Dataset, member: str, index: int = -1) -> Any:

@@ -15,7 +15,7 @@ from largeprompt._precision import cached, is_float64
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Head, MultiHead, SoftmaxAttention
 from largeprompt.dynamics import AbstractTrainer, Training, structured_start
-from largeprompt.icl import LinearRegression, covariance_named
+from largeprompt.icl import LinearRegression, covariance_named, held_tokens, refuse_beyond_memory
 
 from ._record import Record
 from ._validity import ATTENTIONS, validated
@@ -136,6 +136,8 @@ class Run:
             raise ValueError("runs are carried out in float64; call largeprompt.use_float64() first")
         from largeprompt.engine import trainer_for  # imports a compiler, which settings do not need
 
+        if self.heads > 1:  # the risk of several heads is an average over prompts
+            refuse_beyond_memory(held_tokens(self.layers(), self.task(), self.L), self.dim)
         return trainer_for(self.training(), self.layers(), self.engine)
 
     @functools.cached_property

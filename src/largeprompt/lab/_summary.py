@@ -8,7 +8,8 @@ import xarray as xr
 
 from ._run import Run
 from ._store import run_of
-from ._verdict import VERDICTS, wilson, yardstick
+from ._verdict import VERDICTS, wilson
+from ._yardstick import yardstick
 
 _SEEDS = ("weight_seed", "data_seed")
 _ALWAYS = ("sigma", "L")
@@ -30,7 +31,8 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
 def summary(results: Sequence[xr.Dataset]) -> list[dict[str, Any]]:
     """A row for each setting and attention: how many runs ended how, and the final risk of the good ones.
 
-    Good is neither trapped nor diverged. Shares come with their 95 % Wilson interval.
+    Good is neither trapped nor diverged. Where the least risk of such layers is not known, `optimum` is NaN, and
+    `attainable` a risk that they are known to come as near as wanted to. Shares come with their 95 % Wilson interval.
     """
     runs = [run_of(data) for data in results]
     names = varying(runs)
@@ -46,7 +48,7 @@ def _row(names: tuple[str, ...], member: str, group: list[xr.Dataset]) -> dict[s
     run = run_of(group[0])
     ends = [str(data.verdict.values) for data in group]
     final = np.asarray([float(data.risk[-1]) for data in group])
-    good_runs = [data for data, end in zip(group, ends, strict=True) if end in ("converged", "unfinished")]
+    good_runs = [data for data, end in zip(group, ends, strict=True) if end not in ("trapped", "diverged")]
     good = np.asarray([float(data.risk[-1]) for data in good_runs])
     trapped = final[[end == "trapped" for end in ends]]
     counts = {name: ends.count(name) for name in VERDICTS}
@@ -54,12 +56,24 @@ def _row(names: tuple[str, ...], member: str, group: list[xr.Dataset]) -> dict[s
     row |= {"attention": member, "runs": len(group), **counts}
     error = math.hypot(_standard_error(good), _nodes_error(good_runs))
     row |= {"risk": _mean(good), "risk_stderr": error, "trapped_risk": _mean(trapped)}
-    row |= {f"{kind}_optimum": yardstick(run, kind).optimum for kind in ("linear", "softmax")}
+    for kind in ("linear", "softmax"):
+        row[f"{kind}_optimum"], row[f"{kind}_attainable"] = _known(run, kind)
     row["Bayes"] = float(group[0].Bayes)
     for name in ("trapped", "diverged"):
         low, high = wilson(counts[name], len(group))
         row |= {f"{name}_share": counts[name] / len(group), f"{name}_low": low, f"{name}_high": high}
     return row
+
+
+def _known(run: Run, kind: str) -> tuple[float, float]:
+    """The least risk of such layers of that kind, and one that they are known to attain; NaN where it is not known."""
+    try:
+        stick = yardstick(run, kind)
+    except ValueError:  # a length beyond those of softmax attention
+        if kind in run.members:
+            raise
+        return math.nan, math.nan
+    return stick.optimum, stick.bounds[1]
 
 
 def _mean(values: np.ndarray) -> float:

@@ -50,11 +50,15 @@ class Gaussian(AbstractMeasure):
     def _cov(self):
         return self.Gamma
 
+    def root(self) -> Float[Array, "D r"]:
+        r"""A matrix C with $CC^\top = \Gamma$."""
+        if self._root is not None:
+            return self._root
+        values, vectors = jnp.linalg.eigh(self.Gamma)  # not a Cholesky factor: Γ may be singular
+        return vectors * jnp.sqrt(jnp.maximum(values, 0))
+
     def _sample(self, key: PRNGKeyArray, n: int):
-        root = self._root
-        if root is None:  # by eigenvectors, not a Cholesky factor: Γ may be singular
-            values, vectors = jnp.linalg.eigh(self.Gamma)
-            root = vectors * jnp.sqrt(jnp.maximum(values, 0))
+        root = self.root()
         return self.m + jax.random.normal(key, (n, root.shape[1]), self.m.dtype) @ root.T
 
     def _subgaussian(self):

@@ -36,9 +36,12 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:
         yield _table(
             f"{sigma}: final risk ½E(ŷ−y)² of the good runs", settings, [r for r in rows if r["sigma"] == sigma]
         )
-    unfinished = sum(row["unfinished"] for row in rows)
+    runs = sum(row["runs"] for row in rows)
+    unfinished, settled = (sum(row[name] for row in rows) for name in ("unfinished", "settled"))
     if unfinished:
-        yield f"{unfinished} of {sum(row['runs'] for row in rows)} were not finished: more steps would help"
+        yield f"{unfinished} of {runs} were not finished: more steps would help, or a lower rate where the risk rises"
+    if settled:
+        yield f"{settled} of {runs} have settled, and whether at the optimum is not known"
     for row in rows:
         if row["trapped"]:
             where = ", ".join(f"{name} = {_text(row[name])}" for name in ("sigma", *settings))
@@ -54,7 +57,7 @@ def _table(title: str, settings: list[str], rows: list[dict[str, Any]]) -> Table
         error = row["risk_stderr"]
         risk = "–" if math.isnan(row["risk"]) else f"{row['risk']:.5f}"
         risk += "" if math.isnan(error) else f" ± {error:.0e}"
-        least = (f"{row[name]:.5f}" for name in ("linear_optimum", "softmax_optimum", "Bayes"))
+        least = (*(_least(row, kind) for kind in ("linear", "softmax")), f"{row['Bayes']:.5f}")
         shares = (_share(row, name) for name in ("trapped", "diverged"))
         table.add_row(*(_text(row[name]) for name in settings), str(row["runs"]), risk, *least, *shares)
     return table
@@ -67,11 +70,18 @@ _TOLD = {
     "risk",
     "risk_stderr",
     "trapped_risk",
-    "linear_optimum",
-    "softmax_optimum",
     "Bayes",
 }
 _TOLD |= {f"{name}_{what}" for name in ("trapped", "diverged") for what in ("share", "low", "high")}
+_TOLD |= {f"{name}_{what}" for name in ("linear", "softmax") for what in ("optimum", "attainable")}
+
+
+def _least(row: dict[str, Any], kind: str) -> str:
+    """The least risk, or what it is at most."""
+    optimum, attainable = row[f"{kind}_optimum"], row[f"{kind}_attainable"]
+    if math.isnan(attainable):
+        return "–"
+    return f"≤ {attainable:.5f}" if math.isnan(optimum) else f"{optimum:.5f}"
 
 
 def _share(row: dict[str, Any], name: str) -> str:
@@ -124,7 +134,7 @@ def _panel(panel: Axes, group: list[tuple[Run, xr.Dataset]]) -> None:
     members = dict.fromkeys(member for run, _ in group for member in run.members)
     for member in members:
         curves = [data.sel(member=member) for run, data in group if member in run.members]
-        good = [curve for curve in curves if str(curve.verdict.values) in ("converged", "unfinished")]
+        good = [curve for curve in curves if str(curve.verdict.values) not in ("trapped", "diverged")]
         for curve in curves:
             end = str(curve.verdict.values)
             style = {"trapped": ":", "diverged": "--"}.get(end, "-")
@@ -135,8 +145,10 @@ def _panel(panel: Axes, group: list[tuple[Run, xr.Dataset]]) -> None:
             same = [curve for curve in good if np.array_equal(curve.step.values, steps)]
             mean = np.mean([curve.risk.values for curve in same], axis=0)
             panel.plot(np.maximum(steps, 1), mean, color=HUE[member], linewidth=1.8, label=f"{member}, mean")
-        optimum = float(curves[0].optimum)
-        panel.axhline(optimum, color=HUE[member], linestyle=(0, (6, 2)), linewidth=0.9, label=f"best {member}")
+        known = not math.isnan(float(curves[0].optimum))
+        label = f"best {member}" if known else f"{member}, attainable"
+        dashes = (0, (6, 2)) if known else (0, (6, 2, 1, 2))
+        panel.axhline(float(curves[0].attainable), color=HUE[member], linestyle=dashes, linewidth=0.9, label=label)
     panel.axhline(float(group[0][1].Bayes), color="0.3", linestyle=(0, (1, 1)), linewidth=0.9, label="Bayes")
     panel.set(xscale="log", yscale="log")
     panel.grid(True, which="major", linewidth=0.3, alpha=0.5)

@@ -1,0 +1,179 @@
+r"""What the risk of a run is held against: the least risk of layers of its shape, or what is known of it.
+
+With $\hat s = \frac1L\sum_l y_lx_l$, the odd part under $(w,\eta)\to-(w,\eta)$ of the output of linear heads is
+$\hat s\cdot Mx$, $M = \sum_h(r_hA_h + p_hc_h^\top)$, a matrix of rank at most `heads` times `head_dim`; the target is
+odd, and the even part only adds to the risk. So the least risk is that of the best M of this rank, which p = c = 0
+attains: with $N = G^{-1/2}\Sigma^{1/2}\Omega\Sigma_q^{1/2}$, $G = (1+\frac1L)\Sigma^{1/2}\Omega\Sigma^{1/2} +
+\frac{\tau_1+s^2}LI$, it is the risk of predicting 0 less half the sum of the largest squared singular values of N.
+
+Of one softmax head that is wide enough the least risk is that of `optimal_softmax`. Of a narrower one that is a bound
+from below. Of several softmax heads the least risk is not known, but softmax heads with small scores, large values and
+$\sum_hv_h = 0$ come as near as wanted to linear heads that read the centred second moment of the prompt, that is, to
+linear attention at length L - 1. At L = inf softmax and linear heads are the same, and at L = 1 softmax heads do not
+see the query.
+"""
+
+import math
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from largeprompt._precision import cached
+from largeprompt.attention import SoftmaxAttention
+from largeprompt.icl import (
+    LinearRegression,
+    bayes_risk,
+    optimal_linear,
+    optimal_softmax,
+    predicted_excess,
+    risk,
+    root,
+)
+
+from ._run import Run
+
+SHARE_OF_ZERO = 0.01
+LITTLE = 1e-4  # of the risk of predicting 0: a spurious minimum that costs twice that or less is as good as the optimum
+STANDARD_ERRORS = 5.0
+TIME_CONSTANTS = 20.0
+_ROUNDING = 1e-12
+_searching = threading.Lock()  # runs side by side share one search for an optimum
+
+
+class Yardstick(NamedTuple):
+    """What a run is held against: the optimum, the risk of predicting 0, the excess of spurious minima, a length.
+
+    Where the optimum is not known (NaN), no layer is better than `floor`, and some come as near as wanted to
+    `attainable`.
+    """
+
+    optimum: float
+    zero: float
+    spurious: float = 0.0
+    long_enough: float = 0.0
+    floor: float = math.nan
+    attainable: float = math.nan
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What the optimum lies between."""
+        return (self.floor, self.attainable) if math.isnan(self.optimum) else (self.optimum, self.optimum)
+
+    def tolerance(self, stderr: float, noise: float = 0.0) -> float:
+        """The excess up to which a run counts as converged, whose records have that standard error and that noise."""
+        share = SHARE_OF_ZERO * self.zero
+        half = self.spurious / 2 if self._is_material else LITTLE * self.zero if self.spurious > 0 else share
+        return max(STANDARD_ERRORS * stderr, min(share, max(half, STANDARD_ERRORS * noise)))
+
+    @property
+    def apart(self) -> float:
+        """The excess that must be told from none: of a spurious minimum, or where none matters ten per cent of zero."""
+        return self.spurious if self._is_material else 10 * SHARE_OF_ZERO * self.zero
+
+    @property
+    def _is_material(self) -> bool:
+        return self.spurious / 2 > LITTLE * self.zero
+
+
+def yardstick(run: Run, member: str, one_head: float | None = None) -> Yardstick:
+    """What is known of the least risk of layers of the run's shape; `one_head` is that of one wide head, if at hand."""
+    what = {name: getattr(run, name) for name in ("L", "d", "sigma", "noise", "omega", "query_sigma")}
+    width = run.dim if run.parameters == "UV" else run.head_dim
+    with _searching:
+        return _yardstick(Run(**what), member, run.heads, width, one_head)
+
+
+def bayes(run: Run) -> float:
+    """The Bayes risk of the run's task at its length."""
+    return float(bayes_risk(run.task(), run.L).value)
+
+
+def least_linear_risk(task: LinearRegression, L: int | float, rank: int) -> float:
+    """The least risk of linear heads whose widths add up to `rank`."""
+    zero, squares = _gains(task, L)
+    if rank >= np.sum(squares > _ROUNDING * squares.max(initial=0.0)):
+        return float(optimal_linear(task, L).risk.value)
+    return zero - float(np.sum(squares[:rank])) / 2
+
+
+def _gains(task: LinearRegression, L: int | float) -> tuple[float, np.ndarray]:
+    """The risk of predicting 0, and twice what each direction takes off it at most, the largest first."""
+    Sigma, Omega, query = (np.asarray(part, float) for part in (task.Sigma, task.Omega, task.query_Sigma))
+    half, noise = _root(Sigma), float(task.noise)
+    zero = (float(np.sum(query * Omega)) + noise) / 2
+    gram = (1 + 1 / L) * half @ Omega @ half + (float(task.tau1) + noise) / L * np.eye(len(Sigma))
+    values, vectors = np.linalg.eigh(gram)
+    there = values > _ROUNDING * max(values.max(), 0.0)
+    inverse = (vectors[:, there] / np.sqrt(values[there])) @ vectors[:, there].T
+    return zero, np.linalg.svd(inverse @ half @ Omega @ _root(query), compute_uv=False) ** 2
+
+
+def _root(cov: np.ndarray) -> np.ndarray:
+    return np.asarray(root(cov), float)
+
+
+@cached(maxsize=1024)
+def _yardstick(run: Run, member: str, heads: int, width: int, one_head: float | None) -> Yardstick:
+    task, L, d = run.task(), run.L, run.task().d
+    zero, squares = _gains(task, L)
+    needed = int(np.sum(squares > _ROUNDING * squares.max(initial=0.0)))  # directions that help
+    try:
+        spurious = float(predicted_excess(task, L))
+    except ValueError:  # a singular covariance: then it is not known
+        spurious = 0.0
+    given = zero, spurious, _long_enough(task)
+    if member == "linear" or math.inf == L:
+        known = one_head if one_head is not None and width >= needed else None
+        return Yardstick(least_linear_risk(task, L, min(d, heads * width)) if known is None else known, *given)
+    if L == 1:
+        return Yardstick(zero, *given)
+    if heads > 1:
+        attainable = least_linear_risk(task, L - 1, min(d, heads * width))
+        if width >= needed:
+            attainable = min(attainable, _one_head(task, L, one_head))
+        return Yardstick(math.nan, *given, floor=bayes(run), attainable=attainable)
+    if width >= needed:
+        return Yardstick(_one_head(task, L, one_head), *given)
+    return Yardstick(
+        math.nan, *given, floor=_one_head(task, L, one_head), attainable=_narrow_softmax_risk(task, L, width)
+    )
+
+
+def _one_head(task: LinearRegression, L: int | float, found: float | None) -> float:
+    return float(optimal_softmax(task, L).risk.value) if found is None else found
+
+
+def _narrow_softmax_risk(task: LinearRegression, L: int | float, width: int) -> float:
+    """The risk of a good softmax layer of that rank: the best one of any rank, cut off and scaled again."""
+    d = task.d
+    A = np.asarray(optimal_softmax(task, L).attention.U, float)[:d, :d]
+    half, of_query = _root(np.asarray(task.Sigma)), _root(np.asarray(task.query_Sigma))
+    _, _, turned = np.linalg.svd(half @ A @ of_query)
+    cut = turned[:width].T @ turned[:width]
+    A = A @ of_query @ cut @ np.linalg.pinv(of_query, rcond=math.sqrt(_ROUNDING), hermitian=True)
+
+    def risk_at(log_scale: float, r: float) -> float:
+        U, V = np.zeros((d + 1, d + 1)), np.zeros((1, d + 1))
+        U[:d, :d], V[0, d] = math.exp(log_scale) * A, r
+        return float(risk(SoftmaxAttention(U, V), task, L).value)
+
+    def least(log_scale: float) -> float:  # the risk is quadratic in r
+        ahead, behind, still = (risk_at(log_scale, r) for r in (1.0, -1.0, 0.0))
+        curvature = ahead + behind - 2 * still
+        return still - (ahead - behind) ** 2 / (8 * curvature) if curvature > 0 else still
+
+    options = {"bounds": (-0.7, 0.7), "method": "bounded", "options": {"xatol": 0.02}}
+    return float(minimize_scalar(least, **options).fun)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _long_enough(task: LinearRegression) -> float:
+    """Twenty times the task's slowest time constant."""
+    Sigma, Omega, query = (np.asarray(part) for part in (task.Sigma, task.Omega, task.query_Sigma))
+    paces = [pace for cov in (Sigma, query) for pace in _positive(np.linalg.eigvals(cov @ Omega).real)]
+    return TIME_CONSTANTS / min(paces) if paces else math.inf
+
+
+def _positive(values: np.ndarray) -> list[float]:
+    return [float(value) for value in values if value > _ROUNDING * max(values.max(), 0.0)]
