@@ -198,7 +198,8 @@ def _streamed(attention, mu, nu, draws, known, L, key, replicates, queries, quer
     few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
     fixed = nu.points if queries is None and few else None
     count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
-    chunk, slopes = chunk_for(L), any(form.slopes for form in known)
+    slopes = any(form.slopes for form in known)
+    chunk = chunk_for(L, count, mu.dim, slopes)
     batch = min(batch_for(chunk, count, mu.dim, slopes, place), 2 ** math.ceil(math.log2(replicates)))
     keys = jax.random.split(key, -(-replicates // batch) * batch)
     parts = []

@@ -19,6 +19,7 @@ from largeprompt.icl import quadratic_form_averages
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
 from ._asymptotics import query_constants
+from ._memory import queries_at_once
 from ._quantities import Form
 from ._spectrum import spectrum
 
@@ -71,12 +72,13 @@ def constants_at(
     attention: AbstractAttention, mu: AbstractMeasure, form: Form, z: Float[np.ndarray, "n D"]
 ) -> Float[np.ndarray, " n"]:
     """The constant of the 1/L law at each query."""
-    return np.asarray(_constants(attention, mu, form, jnp.asarray(z)), float)
+    batch = queries_at_once(mu, _BATCH)
+    return np.asarray(_constants(attention, mu, form, jnp.asarray(z), batch), float)
 
 
 @eqx.filter_jit
-def _constants(attention, mu, form: Form, z: Float[Array, "n D"]) -> Float[Array, " n"]:
-    return jax.lax.map(lambda one: query_constants(attention, mu, [form], one)[0], z, batch_size=_BATCH)
+def _constants(attention, mu, form: Form, z: Float[Array, "n D"], batch: int) -> Float[Array, " n"]:
+    return jax.lax.map(lambda one: query_constants(attention, mu, [form], one)[0], z, batch_size=batch)
 
 
 def gaussian_constant(attention: AbstractAttention, mu: Gaussian, nu: Gaussian, form: Form) -> float:

@@ -58,7 +58,7 @@ def risk_deviation(
     task = task_of(layer, task, nu)
     curves = []
     for L in Ls:
-        chunk = chunk_for(L)
+        chunk = chunk_for(L, 1, task.dim, True)
         batch = min(batch_for(chunk, 1, task.dim, True, place), 2 ** math.ceil(math.log2(replicates)))
         keys = jax.random.split(jax.random.fold_in(key, L), -(-replicates // batch) * batch)
         parts = []

@@ -59,6 +59,9 @@ class FromSampler(AbstractMeasure):
     def _cov(self):
         return self.stand_in._cov()
 
+    def _fourth(self, b, A, B):
+        return self.stand_in._fourth(b, A, B)
+
     def _sample(self, key: PRNGKeyArray, n: int):
         """From the sampler itself; from the weighted stand-in once tilted."""
         if self.known_sample is None:

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
+from ._fourth_moments import of_second_cumulants
 from ._measure import AbstractMeasure
 
 
@@ -49,6 +50,9 @@ class Gaussian(AbstractMeasure):
 
     def _cov(self):
         return self.Gamma
+
+    def _fourth(self, b, A, B):
+        return of_second_cumulants(self.Gamma, b, A, B)
 
     def _sample(self, key: PRNGKeyArray, n: int):
         root = self._root

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
 
+from ._fourth_moments import of_cumulants
+
 Measure = TypeVar("Measure", bound="AbstractMeasure")
 
 
@@ -52,6 +54,10 @@ class AbstractMeasure(eqx.Module):
 
     def _tails(self) -> tuple[Float[Array, "D D"], ...] | None:
         return None
+
+    def _fourth(self, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]) -> Float[Array, ""]:
+        """E (yᵀAy)(yᵀBy) for y = z - mean + b and symmetric A, B."""
+        return of_cumulants(lambda s: self._tilt(s)._cov(), self._cov(), b, A, B)
 
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""
