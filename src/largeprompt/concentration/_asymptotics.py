@@ -14,6 +14,7 @@ from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttention, merged_form, softmax_form
 from largeprompt.measures import AbstractMeasure
+from largeprompt.measures._from_sampler import warn_of_few
 
 from ._quantities import Form, forms
 
@@ -48,6 +49,8 @@ def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
     r"""The limits of $L\,E\|\cdot\|^2$ (Frobenius) for the output and its Jacobians in V and U at a query."""
     attention = merged_form(layer)
     mu, z = attention._prompt(mu), attention._query(z)
+    if not isinstance(attention, LinearAttention):
+        warn_of_few(mu._tilt(2 * attention.U @ z), 4)
     constants = query_constants(attention, mu, list(forms(attention, ("output", "V", "U")).values()), z)
     return Rates(*(checks.result("the rate", constant) for constant in constants))
 
@@ -88,3 +91,11 @@ def _twice_tilted(mu: AbstractMeasure, theta: Float[Array, " D"]):
     doubled = mu._tilt(2 * theta)
     b = doubled._mean() - mu._tilt(theta)._mean()
     return jnp.exp(mu._cgf(2 * theta) - 2 * mu._cgf(theta)), b, doubled._cov() + jnp.outer(b, b), doubled
+
+
+@eqx.filter_jit
+def fourth(
+    mu: AbstractMeasure, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]
+) -> Float[Array, ""]:
+    """E (yᵀAy)(yᵀBy) for y = z' - mean(μ) + b and symmetric A, B."""
+    return mu._fourth(b, A, B)

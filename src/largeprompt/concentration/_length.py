@@ -16,6 +16,7 @@ from ._deviation import deviation
 from ._prediction import LONGEST, Prediction, predict
 from ._quantities import OF_RISK, Queries, Tokens
 from ._regime import Regime
+from ._stand_in import FewTokensWarning
 
 _AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
 _RESOLUTION = 0.05  # of a length that is found by measuring
@@ -76,6 +77,7 @@ def prompt_length_for(
     def measure(L: int) -> tuple[float, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error is told
+            warnings.simplefilter("default", FewTokensWarning)  # which that error does not tell of
             fresh = jax.random.fold_in(generator, 1)
             options: Any = {"replicates": replicates, "query_in_prompt": query_in_prompt, "device": device}
             found = deviation(layer, mu, nu, [L], quantity, fresh, **options)
@@ -84,7 +86,8 @@ def prompt_length_for(
     prediction = at(1)
     known = prediction.exact or quantity in OF_RISK  # at every L; else as c/L
     L, method = _least(at, float(prediction.mean_square[0]), epsilon**2, known), prediction.method
-    if math.isnan(L) or (not known and prediction.regime.onset > L):
+    doubtful = math.isinf(prediction.stderr[0])
+    if math.isnan(L) or doubtful or (not known and prediction.regime.onset > L):
         if replicates < 2:
             raise ValueError(
                 f"replicates is {replicates}; where 1/L does not hold the length for {quantity} is measured, which "

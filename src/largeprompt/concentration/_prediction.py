@@ -13,11 +13,13 @@ from largeprompt.attention import AbstractAttention, AbstractLayer, LinearAttent
 from largeprompt.attention import SoftmaxAttention as Softmax
 from largeprompt.measures import AbstractMeasure, Gaussian
 
+from ._memory import queries_to_draw, refuse_what_does_not_fit
 from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, forms, laws, lengths
-from ._query_averages import Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
+from ._query_averages import DRAWS, Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
 from ._regime import Regime, exponent, own_weight, spread
 from ._reliability import reliability
 from ._spectrum import spectrum
+from ._stand_in import FewTokensWarning, changes, chosen_queries, sampled_parts, worth_at
 
 _CLOSE = 0.1  # of c/L, where it begins to serve
 _SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
@@ -29,7 +31,8 @@ class Prediction(eqx.Module):
 
     `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
     constants at each query is; then `mean_square` is nan unless it is exact. `stderr` and `constant_stderr` are of the
-    average over queries, 0 where that is exact.
+    average over queries, 0 where that is exact, and of the tokens that stand in for a law known by its sampler:
+    infinite where too few of them carry the tilts.
     """
 
     quantity: str = eqx.field(static=True)
@@ -109,11 +112,15 @@ def _predicted(
     key: PRNGKeyArray,
     query_in_prompt: bool,
 ) -> Prediction:
-    nodes = None if closed(attention, mu, nu) else query_nodes(nu, key)
+    refuse_what_does_not_fit(f"the constant of {name}", mu)
+    nodes = None if closed(attention, mu, nu) else query_nodes(nu, key, queries_to_draw(mu, DRAWS))
     rho = own_weight(attention, mu, nu) if query_in_prompt else 0.0
     theta2 = spread(attention, mu, nu)
     exact = isinstance(mu, Gaussian) and isinstance(attention, Softmax) and not form.slopes and not query_in_prompt
     constant = _constant(attention, mu, nu, form, nodes, theta2, name, exact)
+    doubtful = False
+    if nodes is not None and constant.values is not None and sampled_parts(mu):
+        constant, doubtful = _with_stand_in(attention, mu, form, nodes, constant, name, key)
     if exact:
         assert isinstance(mu, Gaussian)
         averages = [exact_mean_square(attention, mu, nu, form, L, nodes) for L in Ls]
@@ -128,7 +135,10 @@ def _predicted(
         method = f"c/L, exact for linear attention, {over}" if exact else f"c/L, {over}"
     else:
         method = f"c/L, {over}"
-    regime = _regime(attention, mu, nu, form, nodes, theta2, rho, constant, Ls)
+    if doubtful:
+        regime = Regime("not known", 1.0, theta2, math.nan, math.nan)
+    else:
+        regime = _regime(attention, mu, nu, form, nodes, theta2, rho, constant, Ls)
     return Prediction(
         quantity=name,
         L=np.array(Ls),
@@ -161,6 +171,26 @@ def _constant(attention, mu, nu, form: Form, nodes, theta2: float, name: str, ex
             stacklevel=4,
         )
     return average
+
+
+def _with_stand_in(attention, mu, form: Form, nodes, constant: Average, name: str, key) -> tuple[Average, bool]:
+    """The constant with the error of the tokens that stand in for the law, infinite where too few carry the tilts."""
+    assert constant.values is not None
+    which = chosen_queries(nodes.weights * constant.values)
+    z, values = nodes.z[which], constant.values[which]
+    linear = isinstance(attention, LinearAttention)
+    # e^{Λ(2θ)} and moments under twice the tilt
+    thetas = 0 * z if linear else 2 * z @ np.asarray(attention.U, float).T
+    if (doubt := worth_at(mu, thetas, 4 if form.slopes or linear else 2)) is not None:
+        message = f"the constant of {name} cannot be trusted and may be infinite: {doubt.sentence}"
+        warnings.warn(message, FewTokensWarning, stacklevel=5)
+        return constant._replace(stderr=math.inf), True
+
+    def ratio(mu):
+        return np.array([np.mean(constants_at(attention, mu, form, z) / np.maximum(values, 1e-300))])
+
+    share = float(changes(mu, key, ratio)[0])
+    return constant._replace(stderr=math.hypot(constant.stderr, share * constant.value)), False
 
 
 def _regime(attention, mu, nu, form: Form, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:

@@ -23,7 +23,7 @@ from ._memory import queries_at_once
 from ._quantities import Form
 from ._spectrum import spectrum
 
-_DRAWS = 2**13
+DRAWS = 2**13
 _FEW = 2**12  # atoms that are all averaged over
 _BATCH = 256
 
@@ -50,11 +50,11 @@ class Nodes(NamedTuple):
         return Average(mean, error, values)
 
 
-def query_nodes(nu: AbstractMeasure, key: PRNGKeyArray) -> Nodes:
+def query_nodes(nu: AbstractMeasure, key: PRNGKeyArray, draws: int = DRAWS) -> Nodes:
     """All atoms of a prompt of queries, or a sample of any other law."""
     if isinstance(nu, Empirical) and nu.size <= _FEW:
         return Nodes(np.asarray(nu.points, float), np.exp(np.asarray(nu.log_masses(), float)), False)
-    z = np.asarray(nu._sample(key, _DRAWS), float)
+    z = np.asarray(nu._sample(key, draws), float)
     return Nodes(z, np.full(len(z), 1 / len(z)), True)
 
 

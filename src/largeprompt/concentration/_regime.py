@@ -50,6 +50,8 @@ class Regime(eqx.Module):
             return f"slower than 1/L, exponent {rate:.3f} (θ² = {self.spread:.3g}, the threshold is 0.5)"
         if self.name == "slower than any power":
             return "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean"
+        if self.name == "not known":
+            return "not known: too few tokens of the law's sampler carry the tilts of the queries"
         if self.name == "unknown":
             return "c/L at every query; how the law's tails weigh on the mean over queries is not known"
         known = f" (θ² = {self.spread:.3g}, below 0.5)" if self.spread > 0 else ""

@@ -19,7 +19,7 @@ from largeprompt._device import Device
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
-from largeprompt.measures import AbstractMeasure
+from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._laws import layer_from, lengths_from, measure_from, task_from
 from ._tables import inlined, short
@@ -89,9 +89,11 @@ class Study:
     def work(self) -> dict[int | str, int]:
         """What `carry_out` tells of, each with its share of the work.
 
-        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take.
+        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take, and
+        for the limit at each query, which reads all tokens of a law that is given by its tokens.
         """
-        return {L: 1000 + L for L in self.lengths} | dict.fromkeys(self.quantities, 3000)
+        atoms = self.tokens.size if isinstance(self.tokens, Empirical) else 0
+        return {L: 1000 + L + atoms for L in self.lengths} | dict.fromkeys(self.quantities, 3000 + atoms)
 
     def carry_out(self, done: Callable[[Any], None] = lambda part: None, *, device: Device = "auto") -> xr.Dataset:
         """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted.
