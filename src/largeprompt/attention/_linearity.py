@@ -32,6 +32,7 @@ def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: Ba
     attention = softmax_form(layer)
     mu = attention._prompt(mu)
     queries = checks.matrix("queries", queries, None, attention.dim)
+    attention._warn_of_few_tokens(mu, queries)
     thetas = queries @ attention.U.T
     missed = jax.vmap(lambda theta: _nonlinearity(mu, theta))(thetas) @ attention.V.T
     linear = thetas @ mu.cov() @ attention.V.T

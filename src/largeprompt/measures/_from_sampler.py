@@ -1,5 +1,5 @@
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -89,13 +89,6 @@ class FromSampler(AbstractMeasure):
         masses, points = np.exp(np.asarray(self.stand_in.log_masses(), float)), np.asarray(self.stand_in.points, float)
         return worth(masses, np.linalg.norm(points - masses @ points, axis=1), power)
 
-    def _resampled(self, key: PRNGKeyArray) -> "FromSampler":
-        """The same with its tokens weighted by exponential variables, as if others had been drawn."""
-        log_weights = jnp.log(jax.random.exponential(key, (self.stand_in.size,), self.stand_in.points.dtype))
-        before = self.stand_in.log_weights
-        log_weights = jax.nn.log_softmax(log_weights if before is None else log_weights + before)
-        return eqx.tree_at(lambda mu: mu.stand_in.log_weights, self, log_weights, is_leaf=lambda leaf: leaf is None)
-
     def effective_size(self) -> Float[Array, ""]:
         r"""$1/\sum_l a_l^2$, how many equally weighted tokens would carry this Monte-Carlo error."""
         return checks.result("the effective size", 1 / jnp.sum(jnp.exp(2 * self.stand_in.log_masses())))
@@ -118,11 +111,25 @@ def sampled_parts(tree: Any) -> list[FromSampler]:
 
 
 def resampled(tree: Tree, key: PRNGKeyArray) -> Tree:
-    """The same with every stand-in's tokens weighted at random, so that what changes shows the stand-ins' error."""
-    keys = iter(jax.random.split(key, max(1, len(sampled_parts(tree)))))
-    return jax.tree.map(
-        lambda part: part._resampled(next(keys)) if _is_sampled(part) else part, tree, is_leaf=_is_sampled
-    )
+    """The same with every stand-in's tokens weighted by exponential variables, as if others had been drawn."""
+    points = [part.stand_in.points for part in sampled_parts(tree)]
+    keys = jax.random.split(key, max(1, len(points)))
+    draws = [jax.random.exponential(k, (len(z),), z.dtype) for k, z in zip(keys, points, strict=False)]
+    return with_log_weights(tree, [jnp.log(w / w.mean()) for w in draws])
+
+
+def with_log_weights(tree: Tree, logs: Sequence[Float[Array, " n"]]) -> Tree:
+    """The same with one more log-weight on every token of each stand-in."""
+    others = iter(logs)
+
+    def weighted(part: Any) -> Any:
+        if not _is_sampled(part):
+            return part
+        before = part.stand_in.log_weights
+        new = next(others) if before is None else before + next(others)
+        return eqx.tree_at(lambda mu: mu.stand_in.log_weights, part, new, is_leaf=lambda leaf: leaf is None)
+
+    return jax.tree.map(weighted, tree, is_leaf=_is_sampled)
 
 
 def _is_sampled(part: Any) -> bool:
