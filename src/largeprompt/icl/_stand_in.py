@@ -77,8 +77,14 @@ def stand_in_error(
 
 @eqx.filter_jit
 def _found(function: OverInstances, layer: AbstractLayer, gradient: bool) -> Any:
-    value, slope = function.value_and_gradient(layer)
-    return eqx.filter(slope, eqx.is_inexact_array) if gradient else value
+    if gradient:
+        return eqx.filter(function.value_and_gradient(layer)[1], eqx.is_inexact_array)
+    return function.finished(function.terms(layer))[0]
+
+
+@eqx.filter_jit
+def _drawn(task: AbstractTask, key: PRNGKeyArray) -> Instance:
+    return task.draw(jax.random.split(key)[0])
 
 
 def warn_of_few(layer: AbstractLayer, task: AbstractTask, keys) -> None:
@@ -86,7 +92,7 @@ def warn_of_few(layer: AbstractLayer, task: AbstractTask, keys) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FewTokensWarning)
         for key in keys:
-            drawn = task.draw(jax.random.split(key)[0])
+            drawn = _drawn(task, key)
             layer._output(drawn.measure, drawn.query)
     if few := [warning for warning in caught if issubclass(warning.category, FewTokensWarning)]:
         message = f"at {len(few)} of {len(keys)} queries {few[-1].message}"

@@ -23,6 +23,7 @@ from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._laws import layer_from, lengths_from, measure_from, task_from
 from ._tables import inlined, short
+from ._weights import described
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
 _TOKENS = {"kind": "gaussian", "cov": "identity", "dim": 5}
@@ -86,6 +87,11 @@ class Study:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
 
     @property
+    def layer_in_words(self) -> str:
+        """The layer's matrices and the factor of its scores."""
+        return described(self.attention, "scale" in self.layer)
+
+    @property
     def work(self) -> dict[int | str, int]:
         """What `carry_out` tells of, each with its share of the work.
 
@@ -140,6 +146,8 @@ class Study:
                 "replicates": self.replicates,
                 "seed": self.seed,
                 "toml": self.as_toml(),
+                "layer": self.layer_in_words,
+                "score_scale": getattr(self.attention, "scale", 1.0),
                 "seconds": time.perf_counter() - began,
                 "versions": versions,
             },
