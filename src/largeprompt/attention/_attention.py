@@ -11,6 +11,7 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import BatchLike, Numbers, VectorLike
 from largeprompt.measures import AbstractMeasure, as_measure
+from largeprompt.measures._from_sampler import sampled_parts
 
 Derivatives = TypeVar("Derivatives", bound=eqx.Module)
 
@@ -46,7 +47,14 @@ class AbstractLayer(AbstractShown, Generic[Derivatives]):
     def map(self, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, "n p"]:
         """The outputs of many queries on one prompt, in memory that does not grow with prompt times queries."""
         queries = checks.matrix("queries", queries, None, self.dim)
-        return checks.result("the output of attention", map_queries(self, self._prompt(mu), queries))
+        mu = self._prompt(mu)
+        self._warn_of_few_tokens(mu, queries)
+        return checks.result("the output of attention", map_queries(self, mu, queries))
+
+    def _warn_of_few_tokens(self, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> None:
+        """Where many queries are taken at once, at the one farthest out: a law known by its sampler warns there."""
+        if sampled_parts(mu) and not checks.is_traced(queries):
+            self._output(mu, queries[jnp.argmax(jnp.linalg.norm(queries, axis=1))])
 
     def _prompt(self, mu: AbstractMeasure) -> AbstractMeasure:
         return as_measure("mu", mu, self.dim)

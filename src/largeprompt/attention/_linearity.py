@@ -39,6 +39,7 @@ def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: Ba
     """
     mu = layer._prompt(mu)
     queries = checks.matrix("queries", queries, None, layer.dim)
+    layer._warn_of_few_tokens(mu, queries)
     linear, missed = _linear_and_missed(layer, mu, queries)
     size = jnp.linalg.norm(linear)
     if not checks.is_traced(size) and size == 0:

@@ -24,13 +24,21 @@ def _option(name: str, help: str, default: str) -> Any:
 
 Config = Annotated[Path | None, typer.Option(help="Settings in TOML, with any law as a table; options override them.")]
 Measure = Annotated[
-    Text, _option("--measure", "Law of tokens: gaussian, rademacher, cube, sphere, or a regression.", "gaussian")
+    Text,
+    _option(
+        "--measure",
+        "Law of tokens: gaussian, rademacher, cube, sphere, a regression, or tokens in FILE.npy.",
+        "gaussian",
+    ),
 ]
-Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npz ...", "identity")]
+Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npy ...", "identity")]
 Dimension = Annotated[Text, _option("--d", "Dimension of tokens, of a regression that of covariates.", "5")]
 Noise = Annotated[Text, _option("--noise", "Variance of the label noise of a regression.", "0.1")]
 QuerySigma = Annotated[Text, _option("--query-sigma", "Covariance of Gaussian queries.", "queries like tokens")]
-Layer = Annotated[Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or FILE.npz.", "pytorch")]
+Layer = Annotated[
+    Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or weights in FILE.npz or FILE.npy.", "pytorch")
+]
+Scale = Annotated[Text, _option("--score-scale", "Factor of the scores of K and Q, such as 1/sqrt(16).", "1")]
 Attention = Annotated[Text, _option("--attention", "softmax or linear.", "softmax")]
 InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
 Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
@@ -47,6 +55,7 @@ def concentration(
     noise: Noise = None,
     query_sigma: QuerySigma = None,
     layer: Layer = None,
+    score_scale: Scale = None,
     attention: Attention = None,
     L: Annotated[Text, _option("--L", "Prompt lengths: 10,100 or 10:50:10 or 10:100000:log.", "10:10000:log")] = None,
     quantity: Annotated[
@@ -91,6 +100,7 @@ def prompt_length(
     noise: Noise = None,
     query_sigma: QuerySigma = None,
     layer: Layer = None,
+    score_scale: Scale = None,
     attention: Attention = None,
     quantity: Annotated[Text, _option("--quantity", "As of concentration, but one.", "output, or risk")] = None,
     query_in_prompt: InPrompt = False,
@@ -121,9 +131,14 @@ def prompt_length(
         names += ("bound_log10_L", "bound_refusal")
         regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
         told = {name: getattr(found, name) for name in names}
-        print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": {"toml": study.as_toml()}})
+        settings = {
+            "toml": study.as_toml(),
+            "layer": study.layer_in_words,
+            "score_scale": getattr(study.attention, "scale", 1.0),
+        }
+        print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": settings})
     else:
-        show(prompt_length_lines(found, notes))
+        show(prompt_length_lines(found, notes, study.layer_in_words))
 
 
 def _place(device: str) -> "Device":
@@ -162,7 +177,7 @@ def _study(config: Path | None, given: dict[str, Any], one: bool = False) -> "St
         settings["quantity"] = "risk" if is_task else "output"
     if "query_sigma" in given and not is_task:
         settings["query"] = {"kind": "gaussian", "cov": _covariance(given["query_sigma"], "query_sigma")}
-    if "layer" in given or "attention" in given or "layer" not in settings:
+    if {"layer", "attention", "score_scale"} & set(given) or "layer" not in settings:
         settings["layer"] = _layer(settings.get("layer"), given)
     return lab.study_from(settings, Path() if config is None else config.parent)
 
@@ -173,8 +188,11 @@ _KINDS = ("gaussian", "rademacher", "cube", "sphere", "regression")
 def _law(table: Any, given: dict[str, Any]) -> Any:
     """The table of the law of tokens; a kind named on the command line stands for a whole table."""
     kind = given.get("measure")
+    if kind is not None and kind.endswith((".npy", ".npz")):
+        table, kind = {"kind": "empirical", "tokens": str(Path(kind).absolute())}, None
     if kind is not None and kind not in _KINDS:
-        raise ValueError(f"--measure is {kind!r}; it must be one of {', '.join(_KINDS)}, others by --config")
+        known = ", ".join(_KINDS)
+        raise ValueError(f"--measure is {kind!r}; it must be one of {known}, FILE.npy or FILE.npz, others by --config")
     fresh = kind is not None or table is None
     table = {"kind": kind or "gaussian"} if fresh else table
     if not isinstance(table, Mapping):
@@ -209,14 +227,33 @@ def _layer(table: Any, given: dict[str, Any]) -> Any:
     text = given.get("layer")
     if text is not None or table is None:
         kind, _, argument = (text or "pytorch").partition(":")
-        if text is not None and text.endswith(".npz"):
+        if text is not None and text.endswith((".npz", ".npy")):
             table = {"file": str(Path(text).absolute())}
         elif kind == "pytorch":
             table = {"init": "pytorch", "seed": value(argument or "0")}
         elif kind == "identity" and argument:
             table = {"init": "identity", "scale": value(argument)}
         else:
-            raise ValueError(f"--layer is {text!r}; it must be pytorch, pytorch:SEED, identity:SCALE or FILE.npz")
-    if "attention" in given and isinstance(table, Mapping):
-        return {**table, "kind": given["attention"]}
-    return table
+            raise ValueError(
+                f"--layer is {text!r}; it must be pytorch, pytorch:SEED, identity:SCALE, FILE.npz or FILE.npy"
+            )
+    if not isinstance(table, Mapping):
+        return table  # refused with all other settings
+    kind = {"kind": given["attention"]} if "attention" in given else {}
+    scale = {"scale": _factor("--score-scale", given["score_scale"])} if "score_scale" in given else {}
+    if scale and table.get("init") == "identity":
+        raise ValueError(f"--score-scale is {given['score_scale']!r}; identity:SCALE holds the scale already")
+    return {**table, **kind, **scale}
+
+
+def _factor(name: str, text: str) -> float:
+    """A number, or one over a root: 0.25, 1/16, 1/sqrt(16)."""
+    above, _, below = text.replace(" ", "").partition("/")
+    root = below.startswith("sqrt(") and below.endswith(")")
+    try:
+        number = float(above) / (math.sqrt(float(below[5:-1])) if root else float(below or 1))
+    except (ValueError, ZeroDivisionError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {text!r}; it must be a number, such as 0.25 or 1/sqrt(16)")
+    return number

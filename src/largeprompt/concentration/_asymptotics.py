@@ -7,7 +7,6 @@ attention reads $\hat S u$ and $\hat S$, averages of $zz^\top$: there $c/L$ is e
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -15,7 +14,8 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of, summed_heads
-from largeprompt.measures import AbstractMeasure, Gaussian
+from largeprompt.measures import AbstractMeasure
+from largeprompt.measures._from_sampler import warn_of_few
 
 from ._crossed import crossed_constant, crossed_covariance
 from ._quantities import Form, forms
@@ -61,6 +61,9 @@ def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
     Of several heads, the Jacobians in all their merged V and U.
     """
     heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
+    for head in heads:
+        if kind_of(head) == "softmax":
+            warn_of_few(mu._tilt(2 * head.U @ z), 4)
     each = [query_constants(head, mu, list(forms(head, ("output", "V", "U")).values()), z) for head in heads]
     output, V, U = (jnp.stack(parts).sum() for parts in zip(*each, strict=True))
     constants = (output + crossed_constant(heads, mu, z), V, U)
@@ -85,16 +88,16 @@ def _softmax_constant(mu, form: Form, theta, z):
     H = mu._tilt(theta)._cov()
     total = jnp.sum(form.M * second)
     for A, B, N in form.slopes:
-        spread = fourth(doubled, b, A, B) - 2 * jnp.sum((B @ H) * (second @ A)) + jnp.sum((B @ H) * (H @ A))
+        spread = doubled._fourth(b, A, B) - 2 * jnp.sum((B @ H) * (second @ A)) + jnp.sum((B @ H) * (H @ A))
         total = total + spread * (z @ N @ z)
     return inflation * total
 
 
 def _linear_constant(mu, form: Form, second, theta, z):
     mean, off = mu._mean(), second @ theta
-    total = fourth(mu, mean, form.M, jnp.outer(theta, theta)) - off @ form.M @ off
+    total = mu._fourth(mean, form.M, jnp.outer(theta, theta)) - off @ form.M @ off
     for A, B, N in form.slopes:
-        total = total + (fourth(mu, mean, A, B) - jnp.sum((B @ second) * (second @ A))) * (z @ N @ z)
+        total = total + (mu._fourth(mean, A, B) - jnp.sum((B @ second) * (second @ A))) * (z @ N @ z)
     return total
 
 
@@ -109,16 +112,5 @@ def _twice_tilted(mu: AbstractMeasure, theta: Float[Array, " D"]):
 def fourth(
     mu: AbstractMeasure, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]
 ) -> Float[Array, ""]:
-    """E (yᵀAy)(yᵀBy) for y = z' - mean(μ) + b, from the cumulants of μ: derivatives of its covariance along tilts."""
-    C, zero = mu._cov(), jnp.zeros_like(b)
-    AC, BC = jnp.sum(A * C), jnp.sum(B * C)
-    value = AC * BC + 2 * jnp.sum((C @ A) * (B @ C)) + 4 * b @ A @ C @ B @ b
-    value = value + AC * (b @ B @ b) + BC * (b @ A @ b) + (b @ A @ b) * (b @ B @ b)
-    if isinstance(mu, Gaussian):  # no cumulants beyond the second
-        return value
-
-    def weighted(W):
-        return lambda s: jnp.sum(W * mu._tilt(s)._cov())
-
-    third = 2 * jax.grad(weighted(A))(zero) @ B @ b + 2 * jax.grad(weighted(B))(zero) @ A @ b
-    return value + third + jnp.sum(B * jax.hessian(weighted(A))(zero))
+    """E (yᵀAy)(yᵀBy) for y = z' - mean(μ) + b and symmetric A, B."""
+    return mu._fourth(b, A, B)

@@ -1,7 +1,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import equinox as eqx
 import jax
@@ -13,16 +13,18 @@ from largeprompt import _checks as checks
 from largeprompt._device import Device
 from largeprompt._display import AbstractTable, dataset, length_axes
 from largeprompt.attention import AbstractLayer, known_heads
-from largeprompt.measures import Empirical
+from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
+from ._memory import refuse_what_does_not_fit
 from ._place import carried_out_on
 from ._prompts import squares
-from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, laws, lengths, stand_in_size
+from ._quantities import OF_RISK, Form, Queries, Several, Tokens, chosen, laws, lengths
 from ._query_draws import query_draws
-from ._readers import reader_of
+from ._readers import SummedHeads, WholePrompts, reader_of
 from ._reliability import interval, reliability
+from ._stand_in import FewTokensWarning, Worth, changes, chosen_queries, doubt_at, sampled_parts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,6 +34,7 @@ LEVELS = (0.05, 0.5, 0.95)
 _QUERIES = 8  # a prompt, where drawing the prompt is the larger cost
 _ALL = 64  # atoms of a law of queries up to which each prompt sees them all
 _HELD = 2**27  # squares, at most
+_FOR_FIXED, _FOR_DRAWN = 64, 16  # prompts on which the error of a sampled law is found
 LONGEST = 2**31 - 1  # tokens of a prompt that is drawn: their count is a whole number of 32 bits
 
 
@@ -169,11 +172,11 @@ def deviation(
             from ._risks import risk_deviation
 
             found = risk_deviation(layer, mu, nu, Ls, names, key, replicates, query_in_prompt, place, done)
+            for result in found.values():
+                _warn(result, ~result.trusted)
         else:
             options = (replicates, queries, query_in_prompt, sampler, widen, place, done)
             found = _of_layer(layer, mu, nu, Ls, names, key, *options)
-    for result in found.values():
-        _warn(result)
     return found[names[0]] if isinstance(quantity, str) else found
 
 
@@ -182,35 +185,47 @@ def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_promp
     heads = known_heads(layer) or ()
     reader, found = reader_of(layer, mu, names)
     known = list(found.values())
-    reader.sizes(max(Ls), 1, mu.dim, place)  # refuses prompts that are too long to hold
-    size = stand_in_size(mu)
-    if size is not None and max(Ls) > size / 10:
+    size = min((part.stand_in.size for part in sampled_parts(mu)), default=math.inf)
+    if max(Ls) > size / 10:
         warnings.warn(
             f"mu is known by a sampler, and {size} tokens stand in for it: below about c/{size} a deviation is that of "
             "the stand-in; give FromSampler a larger size",
             stacklevel=3,
         )
+    each = _QUERIES if queries is None else int(queries)
+    squares_held = 2 * (len(known) + 1) * replicates * each
+    reader.sizes(max(Ls), each, mu.dim, place)  # refuses prompts that are too long to hold
+    numbers = reader.numbers_held(max(Ls), each, mu.dim) + squares_held
+    refuse_what_does_not_fit(f"the deviation of {', '.join(names)}", mu, numbers)
     reduced = GaussianPrompts.of(heads[0], mu) if sampler == "auto" and queries is None and len(heads) == 1 else None
     draws = query_draws(heads, mu, nu, widen)
     curves, methods = [], set()
-    for L in Ls:
+    errors, doubts = np.zeros((len(known), len(Ls))), [None] * len(Ls)
+    for i, L in enumerate(Ls):
         at_length = jax.random.fold_in(key, L)
         if reduced is not None and reduced.serves(L, reader.slopes):
             own = [form.each[0] for form in known]
             values, weights = _reduced(reduced, own, draws, L, at_length, replicates, query_in_prompt, place)
             methods.add("Gaussian prompts through what attention sees of them, one query each")
         else:
-            options = (replicates, queries, query_in_prompt, place)
-            values, weights = _streamed(reader, mu, nu, draws, known, L, at_length, *options)
+            prompts = _Prompts.planned(reader, mu, nu, draws, known, L, at_length, replicates, queries, place)
+            values, weights = prompts.squares(mu, query_in_prompt, replicates)
+            if size < math.inf:
+                errors[:, i], doubts[i] = prompts.stand_in(values, weights, query_in_prompt)
             methods.add(f"whole prompts, {values[0].shape[1]} queries each")
         curves.append((values, weights))
         if done is not None:
             done(L)
     method = "; ".join(sorted(methods))
-    return {
-        name: summary(name, Ls, [(values[i], weights) for values, weights in curves], method)
+    if (doubt := next(filter(None, doubts), None)) is not None:
+        warnings.warn(f"{', '.join(names)} cannot be trusted: {doubt.sentence}", FewTokensWarning, stacklevel=3)
+    found = {
+        name: summary(name, Ls, [(values[i], weights) for values, weights in curves], method, errors[i], doubts)
         for i, name in enumerate(names)
     }
+    for result in found.values():
+        _warn(result, ~result.trusted & np.array([doubt is None for doubt in doubts]))
+    return found
 
 
 def _seed(key: PRNGKeyArray) -> int:
@@ -225,36 +240,91 @@ def _reduced(reduced: GaussianPrompts, known: list[Form], draws, L, key, replica
     return [value[:, None] for value in values], weights[:, None]
 
 
-def _streamed(reader, mu, nu, draws, known, L, key, replicates, queries, query_in_prompt, place):
-    few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
-    fixed = nu.points if queries is None and few else None
-    count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
-    chunk, batch = reader.sizes(L, count, mu.dim, place)
-    batch = min(batch, 2 ** math.ceil(math.log2(replicates)))
-    keys = jax.random.split(key, -(-replicates // batch) * batch)
-    parts = []
-    for i in range(0, replicates, batch):  # whole batches, the last one cut: one shape is compiled
-        options = (jnp.asarray(L), chunk, count, query_in_prompt)
-        values, weights = squares(reader, mu, draws, fixed, known, keys[i : i + batch], *options)
-        parts.append([np.asarray(part, float) for part in (*values, weights)])
-    *values, weights = (np.concatenate(part)[:replicates] for part in zip(*parts, strict=True))
-    return values, weights
+class _Prompts(NamedTuple):
+    """Prompts of one length that are drawn whole: the keys of each, and how many are drawn at once."""
+
+    reader: SummedHeads | WholePrompts
+    mu: AbstractMeasure
+    draws: Any
+    fixed: Any
+    known: list[Any]
+    keys: Any
+    L: int
+    chunk: int
+    count: int
+    batch: int
+
+    @classmethod
+    def planned(cls, reader, mu, nu, draws, known, L, key, replicates, queries, place) -> "_Prompts":
+        few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
+        fixed = nu.points if queries is None and few else None
+        count = len(fixed) if fixed is not None else _QUERIES if queries is None else int(queries)
+        chunk, batch = reader.sizes(L, count, mu.dim, place)
+        batch = min(batch, 2 ** math.ceil(math.log2(replicates)))
+        keys = jax.random.split(key, -(-replicates // batch) * batch)
+        return cls(reader, mu, draws, fixed, known, keys, L, chunk, count, batch)
+
+    def squares(self, mu: AbstractMeasure, query_in_prompt: bool, replicates: int):
+        """The squares of each form, prompts in rows, and the queries' weights; `mu` may be another law."""
+        parts = []
+        for i in range(0, replicates, self.batch):  # whole batches, the last one cut: one shape is compiled
+            options = (jnp.asarray(self.L), self.chunk, self.count, query_in_prompt)
+            keys = self.keys[i : i + self.batch]
+            values, weights = squares(self.reader, mu, self.draws, self.fixed, self.known, keys, *options)
+            parts.append([np.asarray(part, float) for part in (*values, weights)])
+        *values, weights = (np.concatenate(part)[:replicates] for part in zip(*parts, strict=True))
+        return values, weights
+
+    def stand_in(self, values, weights, query_in_prompt: bool) -> tuple[np.ndarray, Worth | None]:
+        """What the tokens that stand in for the law add to the error of each form, and their worth where it is poor."""
+        some = min(len(weights), _FOR_FIXED if self.fixed is not None else _FOR_DRAWN)
+        part = self._replace(batch=min(self.batch, 2 ** int(math.log2(some))))
+        part = part._replace(keys=self.keys[: -(-some // part.batch) * part.batch])
+
+        def means(mu):
+            values, weights = part.squares(mu, query_in_prompt, some)
+            return np.array([(weights * value).mean() for value in values])
+
+        errors = changes(self.mu, jax.random.fold_in(self.keys[0], 1), means)
+        shares = (weights * sum(value / max(float(value.mean()), 1e-300) for value in values)).ravel()
+        which = chosen_queries(shares)
+        z = np.stack([self._query(i // weights.shape[1], i % weights.shape[1]) for i in which])
+        return errors, doubt_at(self.mu, getattr(self.reader, "heads", ()), z, self.reader.slopes, 1)
+
+    def _query(self, prompt: int, i: int) -> np.ndarray:
+        if self.fixed is not None:
+            return np.asarray(self.fixed[i], float)
+        return np.asarray(self.draws.draw(jax.random.split(self.keys[prompt])[0], self.count)[0][i], float)
 
 
-def summary(name: str, Ls: Sequence[int], curves: Sequence[tuple[np.ndarray, np.ndarray]], method: str) -> Deviation:
-    """The curve of one quantity from its squares and their weights, prompts in rows."""
+def summary(
+    name: str,
+    Ls: Sequence[int],
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+    method: str,
+    of_limits: Float[np.ndarray, " k"],
+    doubts: Sequence[Worth | None],
+) -> Deviation:
+    """The curve of one quantity from its squares and their weights, prompts in rows; `of_limits` is the limits' error.
+
+    Where there is a doubt, the limit is that of too few tokens.
+    """
     points = []
-    for L, (values, weights) in zip(Ls, curves, strict=True):
+    for L, (values, weights), error, doubt in zip(Ls, curves, of_limits, doubts, strict=True):
         refuse_overflow(name, L, values)
         of_prompts = (weights * values).mean(axis=1)
-        low, high = interval(of_prompts, L)
+        mean, (low, high) = float(of_prompts.mean()), interval(of_prompts, L)
+        stderr = math.hypot(of_prompts.std(ddof=1) / math.sqrt(len(of_prompts)), error)
+        found = reliability(of_prompts, stderr / mean if error > 0 < mean else None)
+        if doubt is not None or error > mean / 3:  # more prompts would not help
+            found = found._replace(trusted=found.trusted and doubt is None, needed=math.inf)
         points.append(
-            reliability(of_prompts)._asdict()
+            found._asdict()
             | {
-                "mean_square": of_prompts.mean(),
-                "stderr": of_prompts.std(ddof=1) / math.sqrt(len(of_prompts)),
-                "low": low,
-                "high": high,
+                "mean_square": mean,
+                "stderr": stderr,
+                "low": mean - math.hypot(mean - low, 1.96 * error),
+                "high": mean + math.hypot(high - mean, 1.96 * error),
                 "quantiles": _quantiles(values, weights),
             }
         )
@@ -280,14 +350,15 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return values.ravel()[order][np.searchsorted(below, np.array(LEVELS) * below[-1])]
 
 
-def _warn(result: Deviation) -> None:
-    if result.trusted.all():
+def _warn(result: Deviation, doubtful: Bool[np.ndarray, " k"]) -> None:
+    """Warn where the prompts themselves are too few."""
+    if not doubtful.any():
         return
-    worst = int(np.argmax(np.where(result.trusted, 0, result.needed)))
+    worst = int(np.argmax(np.where(doubtful, result.needed, 0)))
     L, effective, needed = int(result.L[worst]), result.effective[worst], result.needed[worst]
     remedy = f"about {needed:.2g} prompts would do" if needed < 1e9 else "no number that is practical would do"
     warnings.warn(
         f"{result.quantity} at L = {L}: {result.replicates} prompts are worth {effective:.3g} (tail index "
         f"{result.tail[worst]:.2f}), so the mean cannot be trusted; {remedy}",
-        stacklevel=3,
+        stacklevel=4,
     )

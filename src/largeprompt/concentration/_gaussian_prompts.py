@@ -22,6 +22,7 @@ from largeprompt.measures import AbstractMeasure, Gaussian
 from ._quantities import Form
 
 _ROOM = 2**23  # numbers held at once
+_MATRICES = 2**26  # numbers of the matrices that linear attention sees
 _LONGEST = 2**32  # normals a prompt that the compiled sums can count
 
 
@@ -67,6 +68,8 @@ class GaussianPrompts:
         k = self._coordinates() if slopes else 1
         held = (len(self.V) + 2) * self.C.shape[1] + 2 * (1 + k) ** 2 + 4 * len(self.m)
         batch = max(64, _ROOM // held // 64 * 64)
+        if self.linear:  # five matrices for each prompt
+            batch = max(1, min(batch, _MATRICES // (5 * self.C.shape[0] ** 2)))
         parts = []
         draw = self._linear if self.linear else functools.partial(self._softmax, device=device)
         for i in range(0, len(queries), batch):

@@ -18,6 +18,7 @@ from ._gap_lengths import lengths_for_a_gap
 from ._prediction import LONGEST, Prediction, predict
 from ._quantities import OF_RISK, NotPredictedError, Queries, Tokens
 from ._regime import Regime
+from ._stand_in import FewTokensWarning
 
 _AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
 _RESOLUTION = 0.05  # of a length that is found by measuring
@@ -86,6 +87,7 @@ def prompt_length_for(
     def measure(L: int) -> tuple[float, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error is told
+            warnings.simplefilter("default", FewTokensWarning)  # which that error does not tell of
             fresh = jax.random.fold_in(generator, 1)
             options: Any = {"replicates": replicates, "query_in_prompt": query_in_prompt, "device": device}
             found = deviation(layer, mu, nu, [L], quantity, fresh, **options)
@@ -99,7 +101,8 @@ def prompt_length_for(
             L, lasting = lengths_for_a_gap(lambda L: _gap(at(L)), epsilon)
         else:
             L = lasting = _least(at, float(prediction.mean_square[0]), epsilon**2, known)
-        searched = math.isnan(L) or (not known and regime.onset > L)
+        doubtful = math.isinf(prediction.stderr[0])
+        searched = math.isnan(L) or doubtful or (not known and regime.onset > L)
     except NotPredictedError:
         regime, searched = Regime("measured only", math.nan, math.nan, math.nan, math.nan), True
         L, lasting, method = math.nan, math.nan, ""

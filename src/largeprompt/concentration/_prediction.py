@@ -14,12 +14,14 @@ from largeprompt.attention import AbstractLayer, kind_of, known_heads, summed_he
 from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._crossed import Heads, crossed_constants_at, gaussian_crossed_constant
+from ._memory import queries_to_draw, refuse_what_does_not_fit
 from ._quantities import OF_RISK, Form, NotPredictedError, Queries, Several, Tokens, chosen, laws, lengths
-from ._query_averages import Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
+from ._query_averages import DRAWS, Average, closed, constants_at, exact_mean_square, gaussian_constant, query_nodes
 from ._readers import HeadsForm, heads_forms
 from ._regime import Regime, exponent, own_weight, spread
 from ._reliability import reliability
 from ._spectrum import spectrum
+from ._stand_in import FewTokensWarning, changes, chosen_queries, doubt_at, sampled_parts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,7 +37,8 @@ class Prediction(AbstractTable):
 
     `constant` is that of $c\,L^{-e}$ with $e$ the regime's exponent, infinite where the mean over queries of the
     constants at each query is; then `mean_square` is nan unless it is exact. `stderr` and `constant_stderr` are of the
-    average over queries, 0 where that is exact. For risks `gap` is $R_L-R_\infty$ with its sign, or the norm of the
+    average over queries, 0 where that is exact, and of the tokens that stand in for a law known by its sampler:
+    infinite where too few of them carry the tilts. For risks `gap` is $R_L-R_\infty$ with its sign, or the norm of the
     difference of the gradients.
     """
 
@@ -143,12 +146,15 @@ def _predicted(
     key: PRNGKeyArray,
     query_in_prompt: bool,
 ) -> Prediction:
+    refuse_what_does_not_fit(f"the constant of {name}", mu)
     heads = summed_heads(layer)
-    nodes = None if closed(heads, mu, nu) else query_nodes(nu, key)
+    nodes = None if closed(heads, mu, nu) else query_nodes(nu, key, queries_to_draw(mu, DRAWS))
     rho = own_weight(layer, mu, nu) if query_in_prompt else 0.0
     theta2, linear = spread(layer, mu, nu), all(kind_of(head) == "linear" for head in heads)
     exact = isinstance(mu, Gaussian) and len(heads) == 1 and not linear and not form.slopes and not query_in_prompt
-    constant = _constant(heads, mu, nu, form, nodes, theta2, name, exact)
+    constant, doubtful = _constant(heads, mu, nu, form, nodes, theta2, name, exact), False
+    if nodes is not None and constant.values is not None and sampled_parts(mu):
+        constant, doubtful = _with_stand_in(heads, mu, form, nodes, constant, name, key)
     if exact:
         assert isinstance(mu, Gaussian)
         averages = [exact_mean_square(heads[0], mu, nu, form.each[0], L, nodes) for L in Ls]
@@ -163,7 +169,10 @@ def _predicted(
         method = f"c/L, exact for linear attention, {over}" if exact else f"c/L, {over}"
     else:
         method = f"c/L, {over}"
-    regime = _regime(heads, mu, nu, form, nodes, theta2, rho, constant, Ls)
+    if doubtful:
+        regime = Regime("too few tokens", 1.0, theta2, math.nan, math.nan)
+    else:
+        regime = _regime(heads, mu, nu, form, nodes, theta2, rho, constant, Ls)
     return Prediction(
         quantity=name,
         L=np.array(Ls),
@@ -178,15 +187,13 @@ def _predicted(
 
 
 def _constant(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, name: str, exact: bool) -> Average:
-    crossed = form.values is not None and len(heads) > 1
     if theta2 >= 0.5:
         return Average(math.inf, 0.0, None)
     if nodes is None:
         own = sum(gaussian_constant(head, mu, nu, part) for head, part in zip(heads, form.each, strict=True))
-        return Average(own + (gaussian_crossed_constant(heads, mu, nu) if crossed else 0.0), 0.0, None)
+        return Average(own + (gaussian_crossed_constant(heads, mu, nu) if form.is_crossed else 0.0), 0.0, None)
     with np.errstate(over="ignore", invalid="ignore"):
-        own = [constants_at(head, mu, part, nodes.z) for head, part in zip(heads, form.each, strict=True)]
-        values = np.sum(own, axis=0) + (crossed_constants_at(heads, mu, nodes.z) if crossed else 0.0)
+        values = _constants_at(heads, mu, form, nodes.z)
     if not np.isfinite(values).all():
         if exact:  # beyond what numbers hold, but not needed
             return Average(math.inf, 0.0, None)
@@ -199,6 +206,30 @@ def _constant(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, name:
             stacklevel=4,
         )
     return average
+
+
+def _constants_at(heads: Heads, mu, form: HeadsForm, z: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " n"]:
+    """The constant of a sum of heads at each query: their own, and for the output what each pair adds."""
+    own = [constants_at(head, mu, part, z) for head, part in zip(heads, form.each, strict=True)]
+    return np.sum(own, axis=0) + (crossed_constants_at(heads, mu, z) if form.is_crossed else 0.0)
+
+
+def _with_stand_in(heads: Heads, mu, form: HeadsForm, nodes, constant: Average, name: str, key) -> tuple[Average, bool]:
+    """The constant with the error of the tokens that stand in for the law, infinite where too few carry the tilts."""
+    assert constant.values is not None
+    which = chosen_queries(nodes.weights * constant.values)
+    z, values = nodes.z[which], constant.values[which]
+    # e^{Λ(2θ)} and moments under twice the tilt
+    if (doubt := doubt_at(mu, heads, z, form.slopes, 2)) is not None:
+        message = f"the constant of {name} cannot be trusted and may be infinite: {doubt.sentence}"
+        warnings.warn(message, FewTokensWarning, stacklevel=5)
+        return constant._replace(stderr=math.inf), True
+
+    def ratio(mu):
+        return np.array([np.mean(_constants_at(heads, mu, form, z) / np.maximum(values, 1e-300))])
+
+    share = float(changes(mu, key, ratio)[0])
+    return constant._replace(stderr=math.hypot(constant.stderr, share * constant.value)), False
 
 
 def _regime(heads: Heads, mu, nu, form: HeadsForm, nodes, theta2: float, rho: float, constant: Average, Ls) -> Regime:

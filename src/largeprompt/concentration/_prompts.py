@@ -19,6 +19,7 @@ from largeprompt.measures import AbstractMeasure
 from ._place import Found
 
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
+_LARGEST = 2**25  # numbers held for a chunk
 ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
 
 
@@ -38,15 +39,26 @@ class Reading(NamedTuple):
     slope: Float[Array, "q D D"] | None
 
 
-def chunk_for(L: int) -> int:
+def chunk_for(L: int, queries: int, dim: int, slopes: bool) -> int:
     """How many tokens to draw at once."""
-    return max((chunk for chunk in _CHUNKS if chunk <= L), default=_CHUNKS[0])
+    most = _LARGEST // _held(1, queries, dim, slopes)
+    return max((chunk for chunk in _CHUNKS if chunk <= min(L, most)), default=_CHUNKS[0])
 
 
 def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
     """How many prompts to draw side by side."""
-    held = chunk * (3 * dim + 3 * queries + (dim * dim if slopes else 0))
-    return max(1, 2 ** int(math.log2(max(1, ROOM[device] // held))))
+    return max(1, 2 ** int(math.log2(max(1, ROOM[device] // _held(chunk, queries, dim, slopes)))))
+
+
+def _held(chunk: int, queries: int, dim: int, slopes: bool) -> int:
+    """How many numbers a chunk of tokens takes with what is computed from it."""
+    return chunk * (3 * dim + 3 * queries + (dim * min(dim, queries) if slopes else 0))
+
+
+def numbers_held(L: int, queries: int, dim: int, slopes: bool) -> int:
+    """How many numbers the least batch takes: one prompt, its sums and differences."""
+    chunk = chunk_for(L, queries, dim, slopes)
+    return 2 * _held(chunk, queries, dim, slopes) + (4 * queries * dim * dim if slopes else 0)
 
 
 def prompt_sums(
@@ -70,14 +82,21 @@ def prompt_sums(
         kept, weights = jnp.exp(sums.shift - shift), jnp.exp(scores - shift[:, None])
         second = None
         if sums.second is not None:
-            pairs = (y[:, :, None] * y[:, None, :]).reshape(chunk, D * D)
-            second = kept[:, None, None] * sums.second + (weights @ pairs).reshape(q, D, D)
+            second = kept[:, None, None] * sums.second + _weighted_pairs(weights, y)
         return Sums(shift, kept * sums.total + weights.sum(axis=1), kept[:, None] * sums.first + weights @ y, second)
 
     lowest = jnp.full(q, jnp.finfo(dtype).min, dtype)  # finite: -inf - (-inf) would be NaN
     empty = jnp.zeros((q, D), dtype)
     start = Sums(lowest, jnp.zeros(q, dtype), empty, jnp.zeros((q, D, D), dtype) if slopes else None)
     return jax.lax.fori_loop(0, (L + chunk - 1) // chunk, added, start)
+
+
+def _weighted_pairs(weights: Float[Array, "q n"], y: Float[Array, "n D"]) -> Float[Array, "q D D"]:
+    """Σ_l ω_l y_ly_lᵀ for each row of weights, through the smaller of the two arrays that lead there."""
+    (q, n), D = weights.shape, y.shape[1]
+    if q < D:
+        return jax.lax.map(lambda row: (row[:, None] * y).T @ y, weights)
+    return (weights @ (y[:, :, None] * y[:, None, :]).reshape(n, D * D)).reshape(q, D, D)
 
 
 def with_own(sums: Sums, thetas: Float[Array, "q D"], y: Float[Array, "q D"]) -> Sums:

@@ -19,7 +19,7 @@ from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Head, merged_form
 from largeprompt.icl import AbstractTask, as_predictor
-from largeprompt.measures import AbstractMeasure, Empirical, FromSampler, as_measure
+from largeprompt.measures import AbstractMeasure, Empirical, as_measure
 
 OF_LAYER = ("output", "V", "U", "K", "Q", "O", "gradient")
 OF_RISK = ("risk", "risk-gradient")
@@ -153,8 +153,3 @@ def _shape(x: Any) -> tuple[int, ...]:
         return np.shape(x)
     except ValueError:
         return ()
-
-
-def stand_in_size(mu: AbstractMeasure) -> int | None:
-    """How many tokens stand in for the law, where it is known by its sampler only: then the limit is off by as many."""
-    return mu.stand_in.size if isinstance(mu, FromSampler) else None

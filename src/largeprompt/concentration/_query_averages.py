@@ -20,10 +20,11 @@ from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
 from ._asymptotics import query_constants
 from ._crossed import Heads
+from ._memory import queries_at_once
 from ._quantities import Form
 from ._spectrum import spectrum
 
-_DRAWS = 2**13
+DRAWS = 2**13
 _FEW = 2**12  # atoms that are all averaged over
 _BATCH = 256
 
@@ -50,11 +51,11 @@ class Nodes(NamedTuple):
         return Average(mean, error, values)
 
 
-def query_nodes(nu: AbstractMeasure, key: PRNGKeyArray) -> Nodes:
+def query_nodes(nu: AbstractMeasure, key: PRNGKeyArray, draws: int = DRAWS) -> Nodes:
     """All atoms of a prompt of queries, or a sample of any other law."""
     if isinstance(nu, Empirical) and nu.size <= _FEW:
         return Nodes(np.asarray(nu.points, float), np.exp(np.asarray(nu.log_masses(), float)), False)
-    z = np.asarray(nu._sample(key, _DRAWS), float)
+    z = np.asarray(nu._sample(key, draws), float)
     return Nodes(z, np.full(len(z), 1 / len(z)), True)
 
 
@@ -72,12 +73,13 @@ def constants_at(
     attention: AbstractAttention, mu: AbstractMeasure, form: Form, z: Float[np.ndarray, "n D"]
 ) -> Float[np.ndarray, " n"]:
     """The constant of the 1/L law at each query."""
-    return np.asarray(_constants(attention, mu, form, jnp.asarray(z)), float)
+    batch = queries_at_once(mu, _BATCH)
+    return np.asarray(_constants(attention, mu, form, jnp.asarray(z), batch), float)
 
 
 @eqx.filter_jit
-def _constants(attention, mu, form: Form, z: Float[Array, "n D"]) -> Float[Array, " n"]:
-    return jax.lax.map(lambda one: query_constants(attention, mu, [form], one)[0], z, batch_size=_BATCH)
+def _constants(attention, mu, form: Form, z: Float[Array, "n D"], batch: int) -> Float[Array, " n"]:
+    return jax.lax.map(lambda one: query_constants(attention, mu, [form], one)[0], z, batch_size=batch)
 
 
 def gaussian_constant(attention: AbstractAttention, mu: Gaussian, nu: Gaussian, form: Form) -> float:

@@ -18,7 +18,7 @@ from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._crossed import Heads
 from ._place import Found
-from ._prompts import ROOM, Reading, batch_for, chunk_for, limit, reading
+from ._prompts import ROOM, Reading, batch_for, chunk_for, limit, numbers_held, reading
 from ._quantities import OF_LAYER, Form, forms
 
 _WHOLE = 2**26  # numbers of one prompt that is held whole
@@ -37,6 +37,11 @@ class HeadsForm(eqx.Module):
     def slopes(self) -> bool:
         """Whether it takes the slopes of the readings."""
         return any(form.slopes for form in self.each)
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the differences of several heads add up before they are squared."""
+        return self.values is not None and len(self.each) > 1
 
     def __call__(self, off: tuple[Reading, ...], z: Float[Array, " D"]) -> Float[Array, ""]:
         if self.values is not None:
@@ -79,8 +84,13 @@ class SummedHeads(eqx.Module):
 
     def sizes(self, L: int, queries: int, dim: int, place: Found) -> tuple[int, int]:
         """How many tokens are drawn at once, and how many prompts side by side."""
-        chunk = chunk_for(L)
-        return chunk, batch_for(chunk, queries * len(self.heads), dim, self.slopes, place)
+        queries = queries * len(self.heads)
+        chunk = chunk_for(L, queries, dim, self.slopes)
+        return chunk, batch_for(chunk, queries, dim, self.slopes, place)
+
+    def numbers_held(self, L: int, queries: int, dim: int) -> int:
+        """How many numbers the least batch takes."""
+        return numbers_held(L, queries * len(self.heads), dim, self.slopes)
 
 
 class LayerForm(eqx.Module):
@@ -128,9 +138,12 @@ class WholePrompts(eqx.Module):
                 f"L is {L}; prompts of a layer of type {type(self.layer).__name__} are held whole, which goes up to "
                 f"L = {_WHOLE // dim} in dimension {dim}"
             )
+        return L, max(1, 2 ** int(math.log2(max(1, ROOM[place] // self.numbers_held(L, queries, dim)))))
+
+    def numbers_held(self, L: int, queries: int, dim: int) -> int:
+        """How many numbers one prompt takes with what is computed from it."""
         parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(self.layer, eqx.is_inexact_array)))
-        held = L * (3 * dim + 3 * queries) + (queries * self.layer.outputs * parameters if self.slopes else 0)
-        return L, max(1, 2 ** int(math.log2(max(1, ROOM[place] // held))))
+        return L * (3 * dim + 3 * queries) + (queries * self.layer.outputs * parameters if self.slopes else 0)
 
 
 def reader_of(

@@ -53,6 +53,8 @@ class Regime(AbstractShown):
             return "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean"
         if self.name == "measured only":
             return "how the error falls with L is not known for this layer, only measured"
+        if self.name == "too few tokens":
+            return "not known: too few tokens of the law's sampler carry the tilts of the queries"
         if self.name == "unknown":
             return "c/L at every query; how the law's tails weigh on the mean over queries is not known"
         known = f" (θ² = {self.spread:.3g}, below 0.5)" if self.spread > 0 else ""

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from largeprompt.measures._worth import tail_index as tail_index
+
 _WANTED = 0.1  # relative standard error
 _FEWEST = 30.0  # effective draws
 _HEAVIEST = 0.7  # index of a tail up to which errors are of the size they seem
@@ -52,33 +54,6 @@ def reliability(values: Float[np.ndarray, " n"], relative: float | None = None) 
     needed = max(n * more, least, _FEWEST)
     trusted = effective >= _FEWEST and index <= _HEAVIEST and relative <= _NOISIEST
     return Reliability(effective, k, float(math.ceil(needed)) if needed < 1e15 else math.inf, trusted)
-
-
-def tail_index(values: Float[np.ndarray, " n"]) -> float:
-    r"""The shape k of the generalised Pareto law that the largest values follow (Zhang and Stephens, 2009).
-
-    Of the largest $\min(n/5, 3\sqrt n)$, drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
-    """
-    n = len(values)
-    count = int(min(n / 5, 3 * math.sqrt(n)))
-    if count < 5:
-        return 0.5
-    ordered = np.sort(values)
-    x = ordered[-count:] - ordered[-count - 1]
-    x = x[x > 0]
-    m = len(x)
-    if m < 5:
-        return 0.0
-    grid = 30 + int(math.sqrt(m))
-    quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
-    b = 1 / x[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
-    b = b[b != 0]  # at 0 the law is exponential, the limit of its neighbours
-    shapes = np.log1p(-b[:, None] * x).mean(axis=1)
-    profile = m * (np.log(-b / shapes) - shapes - 1)
-    weights = np.exp(profile - profile.max())
-    best = float(weights @ b / weights.sum())
-    k = float(np.log1p(-best * x).mean())
-    return (m * k + 10 * 0.5) / (m + 10)
 
 
 def interval(values: Float[np.ndarray, " n"], seed: int) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from largeprompt.icl import (
     risk_rate,
     squared_mean,
 )
+from largeprompt.icl._stand_in import RESAMPLES, Resampled, is_sampled, warn_of_few
 from largeprompt.measures import Empirical
 
 from ._deviation import LEVELS, Deviation, curve, refuse_overflow
@@ -42,6 +43,7 @@ from ._spectrum import spectrum
 
 _DRAWS = 2**16  # nodes for the gradient of a risk, at most
 _LATE = 1e13  # of lengths
+_FOR_STAND_IN = 64  # prompts on which the error of a sampled law is found
 
 
 def risk_deviation(
@@ -61,7 +63,10 @@ def risk_deviation(
     reader = WholePrompts(layer, True) if heads is None else SummedHeads(heads, True)
     reader.sizes(max(Ls), 1, task.dim, place)  # refuses prompts that are too long to hold
     differences = _plain_differences if heads is None else _differences
-    curves = []
+    curves, errors = [], []
+    sampled = is_sampled(task)
+    if sampled:
+        warn_of_few(layer, task, jax.random.split(key, 32))
     for L in Ls:
         chunk, batch = reader.sizes(L, 1, task.dim, place)
         batch = min(batch, 2 ** math.ceil(math.log2(replicates)))
@@ -72,10 +77,31 @@ def risk_deviation(
             found = differences(layer, task, keys[i : i + batch], jnp.asarray(L), chunk, gradient, query_in_prompt)
             parts.append([np.asarray(part, float) for part in found])
         curves.append([np.concatenate(part)[:replicates] for part in zip(*parts, strict=True)])
+        options = (jnp.asarray(L), chunk, "risk-gradient" in names, query_in_prompt)
+        errors.append(
+            _of_stand_in(differences, layer, task, keys[:_FOR_STAND_IN], options) if sampled else np.zeros((2, 2))
+        )
         if done is not None:
             done(L)
     columns = {"risk": slice(0, 2), "risk-gradient": slice(2, 4)}
-    return {name: _summary(name, Ls, [found[columns[name]] for found in curves]) for name in names}
+    return {
+        name: _summary(name, Ls, [found[part] for found in curves], [found[part.start // 2] for found in errors])
+        for name, part in ((name, columns[name]) for name in names)
+    }
+
+
+def _of_stand_in(differences, layer, task, keys, options) -> np.ndarray:
+    """What the tokens that stand in for the laws add to the error of each mean difference, and with its linear part."""
+
+    def means(task) -> list[np.ndarray]:
+        found = [np.asarray(part, float) for part in differences(layer, task, keys, *options)]
+        pairs = [(found[i], found[i] - found[i + 1]) for i in range(0, len(found), 2)]
+        return [part.mean(axis=0) for pair in pairs for part in pair]
+
+    before = means(task)
+    others = [means(Resampled(task, key)) for key in jax.random.split(keys[0], RESAMPLES)]
+    squares = [[np.sum((a - b) ** 2) for a, b in zip(other, before, strict=True)] for other in others]
+    return np.sqrt(np.mean(squares, axis=0)).reshape(-1, 2)
 
 
 @eqx.filter_jit
@@ -173,9 +199,9 @@ def _plain_differences(layer, task, keys, L, chunk: int, gradient: bool, query_i
     return jax.vmap(of_instance)(keys)
 
 
-def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
+def _summary(name: str, Ls: Sequence[int], curves, errors) -> Deviation:
     points = []
-    for L, (raw, linear) in zip(Ls, curves, strict=True):
+    for L, (raw, linear), of_limits in zip(Ls, curves, errors, strict=True):
         raw, linear = (part.reshape(len(part), -1) for part in (raw, linear))
         refuse_overflow(name, L, raw)
         # with the linear part taken out or not, whichever leaves less: heavy tails can make it worse
@@ -185,6 +211,8 @@ def _summary(name: str, Ls: Sequence[int], curves) -> Deviation:
         square = max(square, 0.0)
         gap = float(d.mean()) if name == "risk" else math.sqrt(square)
         gap_error = float(d.std(ddof=1)) / math.sqrt(len(d)) if name == "risk" else error / (2 * max(gap, 1e-300))
+        of_limit = float(of_limits[int(better)])
+        gap_error, error = math.hypot(gap_error, of_limit), math.hypot(error, (2 * abs(gap) + of_limit) * of_limit)
         trust = reliability(np.linalg.norm(d, axis=1), relative=error / (2 * max(square, 1e-300)))
         points.append(
             trust._asdict()

@@ -18,6 +18,7 @@ from ._nodes import REPLICATES, power_of_two, regression_nodes
 from ._prompt import refuse_beyond_memory
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
+from ._stand_in import stand_in_error
 from ._task import AbstractTask, as_predictor, as_task
 
 Method = Literal["auto", "sampled"]
@@ -53,7 +54,8 @@ def risk(
         return checks.result("the risk", value), error, function.method
 
     value, error, how = _refined(attempt, lambda v, e: (v, e), rtol, max_draws)
-    return Estimate(value, error, how)
+    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt)
+    return Estimate(value, error if own is None else jnp.hypot(error, own), how)
 
 
 def risk_gradient(
@@ -80,7 +82,9 @@ def risk_gradient(
         checks.result("the standard error of the gradient", norm(error))
         return gradient, error, function.method
 
-    return Gradient(*_refined(attempt, lambda g, e: (norm(g), norm(e)), rtol, max_draws))
+    gradient, error, how = _refined(attempt, lambda g, e: (norm(g), norm(e)), rtol, max_draws)
+    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt, gradient=True)
+    return Gradient(gradient, error if own is None else jax.tree.map(jnp.hypot, error, own), how)
 
 
 def risk_function(

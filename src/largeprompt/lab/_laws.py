@@ -23,7 +23,7 @@ from largeprompt.measures import (
     Sphere,
 )
 
-from ._tables import Table, inlined
+from ._tables import Table, inlined, short
 
 
 def measure_from(
@@ -159,6 +159,9 @@ def layer_from(settings: Any, dim: int, folder: Path | str = ".", *, where: str 
     if "init" in table:
         return _initial(table, dim, kind)
     if "U" in table:
+        if "scale" in table:
+            value = short(table.settings["scale"])
+            raise ValueError(f"{table.at('scale')} is {value}; a layer given by U and V has none, U holds it")
         table.holds("U", "V", "kind")
         return attention_of(kind)(table.array("U", dim, dim), table.array("V", None, dim))
     if "K" not in table:

@@ -20,11 +20,12 @@ from ._validity import whole
 _FIELDS = tuple(field.name for field in dataclasses.fields(Run))
 _RECORD = tuple(field.name for field in dataclasses.fields(Record))
 _MATRICES = ("sigma", "omega", "query_sigma")
+_STACKED = {2: ("U", "V"), 3: ("K", "Q", "V"), 4: ("K", "Q", "V", "O")}
 KEYS = (*_FIELDS, "seed", "seeds")
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """The settings in a TOML file; the arrays of .npz files that it names, relative to its own folder, are read in."""
+    """The settings in a TOML file; the arrays of .npz and .npy files that it names, in its own folder, are read in."""
     path = Path(path)
     try:
         with about(path):
@@ -37,38 +38,65 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def with_files(settings: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
-    """The settings with each name of an .npz file replaced by the arrays in it."""
+    """The settings with each name of an .npz or .npy file replaced by the arrays in it."""
     found = dict(settings)
     for name in _MATRICES:
-        if _is_file(found.get(name)):
-            found[name] = _arrays(folder / found[name], name)
+        if is_file(found.get(name)):
+            found[name] = array_in(folder / found[name], name)
     start = found.get("start")
     file = start.get("file") if isinstance(start, Mapping) else start
-    if isinstance(start, Mapping) and "file" in start and (len(start) > 1 or not _is_file(file)):
-        raise ValueError(f"start has file = {file!r}; it must be the name of an .npz file, and the table's only key")
-    if _is_file(file):
-        found["start"] = _arrays(folder / str(file))
+    if isinstance(start, Mapping) and "file" in start and (len(start) > 1 or not is_file(file)):
+        raise ValueError(
+            f"start has file = {file!r}; it must be the name of an .npz or .npy file, and the table's only key"
+        )
+    if is_file(file):
+        found["start"] = arrays_in(folder / str(file))
     return found
 
 
-def _is_file(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(".npz")
+def is_file(value: Any) -> bool:
+    """Whether a setting names a file of arrays."""
+    return isinstance(value, str) and value.endswith((".npz", ".npy"))
 
 
-def _arrays(path: Path, name: str | None = None) -> Any:
-    """The arrays of an .npz file, or the one of that name. Nothing in it is ever unpickled."""
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name, or those stacked in an .npy file: U, V, or K, Q, V, or K, Q, V, O."""
+    found = _loaded(path)
+    if isinstance(found, dict):
+        return found
+    names = _STACKED.get(len(found), ()) if found.ndim > 2 else ()
+    if not names:
+        raise ValueError(
+            f"{path} has an array of shape {found.shape}; as weights it must be U, V or K, Q, V or K, Q, V, O, stacked: "
+            "of shape (2, D, D), (3, k, D) or (4, D, D); for other shapes use an .npz file with an array for each"
+        )
+    return dict(zip(names, found, strict=True))
+
+
+def array_in(path: Path, name: str) -> np.ndarray:
+    """The array of an .npy file, or that of this name in an .npz file."""
+    found = _loaded(path)
+    if not isinstance(found, dict):
+        return found
+    if name not in found:
+        raise ValueError(f"{path} has the arrays {', '.join(found) or 'none'}; it must have one named {name}")
+    return found[name]
+
+
+def _loaded(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    """What a file holds. Nothing in it is ever unpickled."""
     try:
-        with about(path), np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+        with about(path):
+            found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+        with about(path), found as file:
+            return {key: file[key] for key in file.files}
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} is not an .npz file of plain arrays: {str(error).splitlines()[0]}") from None
-    if name is None:
-        return arrays
-    if name not in arrays:
-        raise ValueError(f"{path} has the arrays {', '.join(arrays) or 'none'}; it must have one named {name}")
-    return arrays[name]
+        kind = "an .npy file of one plain array" if path.suffix == ".npy" else "an .npz file of plain arrays"
+        raise ValueError(f"{path} is not {kind}: {str(error).splitlines()[0]}") from None
 
 
 def runs_from(settings: Mapping[str, Any]) -> tuple[Run, ...]:

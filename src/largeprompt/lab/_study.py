@@ -19,11 +19,12 @@ from largeprompt._device import Device
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
-from largeprompt.measures import AbstractMeasure
+from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._laws import layer_from, measure_from, task_from
 from ._lengths import lengths_from
 from ._tables import inlined, short
+from ._weights import described
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
 _TOKENS = {"kind": "gaussian", "cov": "identity", "dim": 5}
@@ -87,12 +88,19 @@ class Study:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
 
     @property
+    def layer_in_words(self) -> str:
+        """The layer's matrices and the factor of its scores."""
+        return described(self.attention, "scale" in self.layer)
+
+    @property
     def work(self) -> dict[int | str, int]:
         """What `carry_out` tells of, each with its share of the work.
 
-        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take.
+        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take, and
+        for the limit at each query, which reads all tokens of a law that is given by its tokens.
         """
-        return {L: 1000 + L for L in self.lengths} | dict.fromkeys(self.quantities, 3000)
+        atoms = self.tokens.size if isinstance(self.tokens, Empirical) else 0
+        return {L: 1000 + L + atoms for L in self.lengths} | dict.fromkeys(self.quantities, 3000 + atoms)
 
     def carry_out(self, done: Callable[[Any], None] = lambda part: None, *, device: Device = "auto") -> xr.Dataset:
         """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted.
@@ -139,6 +147,8 @@ class Study:
                 "replicates": self.replicates,
                 "seed": self.seed,
                 "toml": self.as_toml(),
+                "layer": self.layer_in_words,
+                "score_scale": getattr(self.attention, "scale", 1.0),
                 "seconds": time.perf_counter() - began,
                 "versions": versions,
             },

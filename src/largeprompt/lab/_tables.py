@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,7 +12,9 @@ import numpy as np
 from largeprompt import _checks as checks
 from largeprompt.icl import covariance_named
 
-from ._settings import with_files
+from ._settings import array_in, arrays_in, is_file
+
+Found = TypeVar("Found")
 
 _DEEPEST = 32  # tables within tables
 _LARGEST = 10_000  # dimension
@@ -52,7 +54,9 @@ class Table:
     def array(self, name: str, *shape: int | None) -> np.ndarray:
         value = self.value(name)
         if isinstance(value, str | Mapping) or _has_truth_values(value):
-            wanted = ("a number", "a list of numbers", "a matrix of numbers, or the name of an .npz file")[len(shape)]
+            wanted = ("a number", "a list of numbers", "a matrix of numbers, or the name of an .npy or .npz file")[
+                len(shape)
+            ]
             raise ValueError(f"{self.at(name)} is {short(value)}; it must be {wanted}")
         return np.asarray(checks.array(self.at(name), value, shape))
 
@@ -111,9 +115,10 @@ def _has_truth_values(value: Any) -> bool:
 
 
 def inlined(where: str, value: Any, folder: Path | str = ".", depth: int = 0) -> Any:
-    """The settings with arrays for the names of .npz files: `cov = "laws.npz"` is the array `cov` in that file.
+    """The settings with arrays for the names of files: `cov = "laws.npz"` is the array `cov` in that file.
 
-    `file = "weights.npz"` stands for all arrays of a file, each under its own name.
+    An .npy file is its one array. `file = "weights.npz"` stands for all arrays of a file, each under its own name;
+    in an .npy file they are stacked.
     """
     if depth > _DEEPEST:
         raise ValueError(f"{where[:60]}... lies more than {_DEEPEST} tables deep")
@@ -122,7 +127,7 @@ def inlined(where: str, value: Any, folder: Path | str = ".", depth: int = 0) ->
         for name, part in value.items():
             arrays = _arrays(f"{where}.{name}", part, folder) if name == "file" else {name: part}
             for twice in [other for other in arrays if other in found]:
-                raise ValueError(f"{where}.{twice} is given twice, once by an .npz file")
+                raise ValueError(f"{where}.{twice} is given twice, once by a file")
             found |= arrays
         return {name: _inlined(where, name, part, folder, depth) for name, part in found.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, Mapping) for part in value):
@@ -131,16 +136,20 @@ def inlined(where: str, value: Any, folder: Path | str = ".", depth: int = 0) ->
 
 
 def _inlined(where: str, name: str, value: Any, folder: Path | str, depth: int) -> Any:
-    place = f"{where}.{name}"
-    if not (isinstance(value, str) and value.endswith(".npz")):
-        return inlined(place, value, folder, depth + 1)
-    arrays = _arrays(place, value, folder)
-    if name not in arrays:
-        raise ValueError(f"{place} is {value!r}, with the arrays {', '.join(arrays) or 'none'}; it must have {name}")
-    return arrays[name]
+    if not is_file(value):
+        return inlined(f"{where}.{name}", value, folder, depth + 1)
+    return _named(f"{where}.{name}", lambda: array_in(Path(folder) / value, name))
 
 
 def _arrays(place: str, file: Any, folder: Path | str) -> dict[str, np.ndarray]:
-    if not (isinstance(file, str) and file.endswith(".npz")):
-        raise ValueError(f"{place} is {short(file)}; it must be the name of an .npz file")
-    return with_files({"start": file}, Path(folder))["start"]
+    if not is_file(file):
+        raise ValueError(f"{place} is {short(file)}; it must be the name of an .npz or .npy file")
+    return _named(place, lambda: arrays_in(Path(folder) / file))
+
+
+def _named(place: str, read: Callable[[], Found]) -> Found:
+    """What a file holds, or which setting names one that cannot be read."""
+    try:
+        return read()
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None

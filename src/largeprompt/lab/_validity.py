@@ -84,7 +84,7 @@ def _number(name: str, value: Any, wanted: str, holds: Callable[[float], bool]) 
 
 
 def _start(name: str, value: Any) -> Start:
-    wanted = "it must be pytorch, structured:ALPHA, or arrays in a table or an .npz file"
+    wanted = "it must be pytorch, structured:ALPHA, or arrays in a table, an .npz or an .npy file"
     if isinstance(value, str):
         kind, _, text = value.partition(":")
         if value == "pytorch":

@@ -45,6 +45,16 @@ def of_kind(layer: AbstractLayer, kind: str) -> Any:
     return (SoftmaxAttention if kind == "softmax" else LinearAttention)(layer.U, layer.V)
 
 
+def described(layer: AbstractLayer, scale_given: bool = True) -> str:
+    """A layer's kind, the shapes of its matrices and the factor of its scores, in words."""
+    shapes = ", ".join(f"{name} {' × '.join(map(str, array.shape))}" for name, array in matrices(layer).items())
+    if isinstance(layer, Head):
+        default = "" if scale_given else " by default"
+        return f"{layer.kind} attention with {shapes}; scores times {layer.scale:g}{default}"
+    kind = "linear" if isinstance(layer, LinearAttention) else "softmax"
+    return f"{kind} attention with {shapes}; U holds the scale of the scores"
+
+
 def circuits(layer: AbstractLayer) -> Matrices:
     """What the layer is as a map: QK, the matrix U of its scores, and OV, what a token is written out as."""
     if isinstance(layer, MultiHead):

@@ -7,7 +7,7 @@ from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
 from ._measure import AbstractMeasure
-from ._streaming import tilted_cov, tilted_log_mass, tilted_mean
+from ._streaming import tilted_cov, tilted_fourth, tilted_log_mass, tilted_mean
 
 
 class Empirical(AbstractMeasure):
@@ -56,6 +56,9 @@ class Empirical(AbstractMeasure):
 
     def _cov(self):
         return tilted_cov(self.points, self.log_weights, self.theta)
+
+    def _fourth(self, b, A, B):
+        return tilted_fourth(self.points, self.log_weights, self.theta, b, A, B)
 
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
+from ._fourth_moments import of_second_cumulants
 from ._measure import AbstractMeasure
 
 
@@ -56,6 +57,9 @@ class Gaussian(AbstractMeasure):
             return self._root
         values, vectors = jnp.linalg.eigh(self.Gamma)  # not a Cholesky factor: Γ may be singular
         return vectors * jnp.sqrt(jnp.maximum(values, 0))
+
+    def _fourth(self, b, A, B):
+        return of_second_cumulants(self.Gamma, b, A, B)
 
     def _sample(self, key: PRNGKeyArray, n: int):
         root = self.root()

@@ -10,6 +10,8 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown, is_known
 from largeprompt._typing import VectorLike
 
+from ._fourth_moments import of_cumulants
+
 Measure = TypeVar("Measure", bound="AbstractMeasure")
 
 
@@ -59,6 +61,10 @@ class AbstractMeasure(AbstractShown):
         if is_known(shown.get("theta")) and not np.any(shown["theta"]):
             del shown["theta"]
         return shown
+
+    def _fourth(self, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]) -> Float[Array, ""]:
+        """E (yᵀAy)(yᵀBy) for y = z - mean + b and symmetric A, B."""
+        return of_cumulants(lambda s: self._tilt(s)._cov(), self._cov(), b, A, B)
 
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""

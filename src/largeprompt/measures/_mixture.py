@@ -71,6 +71,12 @@ class Mixture(AbstractMeasure):
         between = means - weights @ means
         return within + jnp.einsum("k,ki,kj->ij", weights, between, between)
 
+    def _fourth(self, b, A, B):
+        means = self._means()
+        shifts = b + means - jnp.exp(self.log_weights) @ means
+        parts = jnp.stack([mu._fourth(shift, A, B) for mu, shift in zip(self.components, shifts, strict=True)])
+        return jnp.exp(self.log_weights) @ jnp.where(self._held(), parts, 0)
+
     def _sample(self, key: PRNGKeyArray, n: int):
         choice, *keys = jax.random.split(key, 1 + len(self.components))
         label = jax.random.categorical(choice, self.log_weights, shape=(n,))

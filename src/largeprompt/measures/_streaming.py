@@ -20,6 +20,7 @@ DIRECT = 256  # tokens up to which the direct form always serves
 ALONE = 2**20  # numbers that the direct form may hold for one tilt
 CHUNK = 2**17  # tokens taken at once for one tilt
 TILE = 2**22  # numbers held at once for many tilts
+FOURTH = 2**19  # numbers held at once for a fourth moment
 BLOCK = 1024  # tilts taken at once
 
 
@@ -232,6 +233,22 @@ def _cov_slope(points, log_weights, theta, tangent):
     else:
         along = lambda t: _streamed_cov(points, log_weights, t[None])[0]  # noqa: E731
     return jax.jvp(along, (theta,), (tangent,))[1]
+
+
+@jax.jit
+def tilted_fourth(points, log_weights, theta, b, A, B):
+    """E (yᵀAy)(yᵀBy) for y = z - mean + b under the tilt, one chunk of tokens after another."""
+    chunk = min(CHUNK, max(512, FOURTH // points.shape[1]))
+    whole, head, read = _chunked(points, log_weights, chunk)
+    log_mass, centre = tilted_log_mass(points, log_weights, theta), tilted_mean(points, log_weights, theta) - b
+
+    def part(start, size):
+        tokens, weights = read(start, size)
+        y = tokens - centre
+        squares = jnp.sum((y @ A) * y, axis=1) * jnp.sum((y @ B) * y, axis=1)
+        return power_of_two((_scores(tokens, weights, theta) - log_mass) / math.log(2)) @ squares
+
+    return _fold(whole, lambda i, total: total + part(head + i * chunk, chunk), part(0, head))
 
 
 def _tokens(points):

@@ -36,6 +36,8 @@ def tables(data: xr.Dataset) -> Iterator[Table | Text]:
         yield _table(str(name), curve)
         yield from map(Text, _remarks(curve, int(data.replicates)))
         yield Text()
+    if "layer" in data.attrs:
+        yield Text(f"layer: {data.layer}")
     yield Text(
         f"{data.replicates} prompts a length, seed {data.seed}, {data.seconds:.0f} s; "
         "slopes and mean ratios over the longer half of the lengths"
@@ -234,7 +236,7 @@ def _say_excess(panel: Axes, curve: xr.Dataset, colour: str) -> None:
     panel.text(0.98, 1.0, text, transform=panel.transAxes, ha="right", va="top", color=colour, fontsize=7)
 
 
-def prompt_length_lines(found: Any, notes: Sequence[str] = ()) -> Iterator[Text]:
+def prompt_length_lines(found: Any, notes: Sequence[str] = (), layer: str = "") -> Iterator[Text]:
     """The prompt length that an error asks for, how it is known, and what the paper's bound would ask for."""
     kind = {"risk": "difference of risks", "risk-gradient": "difference of gradients"}.get(found.quantity)
     error = f"a {kind or 'root mean square error'} of {found.epsilon:g}"
@@ -254,3 +256,5 @@ def prompt_length_lines(found: Any, notes: Sequence[str] = ()) -> Iterator[Text]
         yield Text(f"the paper's bound does not serve: {found.bound_refusal}")
     else:
         yield Text(f"the paper's bound asks for L = 10^{found.bound_log10_L:.1f}")
+    if layer:
+        yield Text(f"layer: {layer}")

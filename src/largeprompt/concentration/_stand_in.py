@@ -1,0 +1,75 @@
+r"""What a law known by its sampler adds to the error of a deviation or of a constant.
+
+Its limit is that of the tokens that stand in for it. Other tokens would have given another limit: the stand-in's tokens
+are weighted by exponential variables, again and again, and the root mean square of what changes is its share of the
+standard error. Where too few tokens carry the tilts of the queries that matter, no such error is large enough, and the
+number is not to be trusted.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from largeprompt.attention import kind_of
+from largeprompt.measures import AbstractMeasure
+from largeprompt.measures._from_sampler import resampled, sampled_parts
+from largeprompt.measures._worth import FewTokensWarning, Worth
+
+from ._crossed import Heads
+
+__all__ = ["FewTokensWarning", "changes", "chosen_queries", "doubt_at", "sampled_parts"]
+
+_RESAMPLES = 24
+_CHOSEN = 32  # queries at which the tokens' worth is looked at
+_DOUBTFUL = 0.05  # share of a mean that may come from tilts that too few tokens carry
+
+
+def changes(tree: Any, key: PRNGKeyArray, found: Callable[[Any], Float[np.ndarray, " k"]]) -> Float[np.ndarray, " k"]:
+    """The root mean square of what changes in some numbers when the stand-ins inside `tree` are resampled."""
+    before = found(tree)
+    others = [found(resampled(tree, one)) for one in jax.random.split(key, _RESAMPLES)]
+    return np.sqrt(np.mean((np.array(others) - before) ** 2, axis=0))
+
+
+def chosen_queries(shares: Float[np.ndarray, " n"]) -> list[int]:
+    """Which queries to look at, drawn in proportion to what each contributes to a mean."""
+    total = float(np.sum(shares))
+    even = np.full(len(shares), 1 / len(shares))
+    rng = np.random.default_rng(0)
+    return list(rng.choice(len(shares), _CHOSEN, p=shares / total if 0 < total < math.inf else even))
+
+
+def doubt_at(mu: AbstractMeasure, heads: Heads, z: Float[np.ndarray, "n D"], slopes: bool, order: int) -> Worth | None:
+    """What too few tokens are worth where they carry what some head reads along these queries; else None.
+
+    `order` is 1 for readings and 2 for their squares. Linear attention tilts nothing, and averages zzᵀ.
+    """
+    for head in heads:
+        linear = kind_of(head) == "linear"
+        thetas = 0 * z if linear else order * z @ np.asarray(head.U, float).T
+        if (found := worth_at(mu, thetas, order * (2 if slopes or linear else 1))) is not None:
+            return found
+    return None
+
+
+def worth_at(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"], power: int) -> Worth | None:
+    """What too few tokens are worth, where they carry the tilts of more than a few of the queries; else None."""
+    seen: dict[bytes, Worth] = {}
+    poor = []
+    for theta in thetas:
+        if theta.tobytes() not in seen:
+            seen[theta.tobytes()] = min(_worths(mu, theta, power), key=lambda found: (found.trusted, found.effective))
+        if not (found := seen[theta.tobytes()]).trusted:
+            poor.append(found)
+    if len(poor) <= _DOUBTFUL * len(thetas):
+        return None
+    return sorted(poor, key=lambda found: found.effective)[len(poor) // 2]
+
+
+def _worths(mu: AbstractMeasure, theta: Float[np.ndarray, " D"], power: int) -> Iterator[Worth]:
+    for part in sampled_parts(mu._tilt(jax.numpy.asarray(theta))):
+        yield part._worth(power)

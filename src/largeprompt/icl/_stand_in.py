@@ -1,0 +1,99 @@
+"""The error of a risk on the infinite prompt where the law of its tokens is known by a sampler only."""
+
+import math
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from largeprompt import _checks as checks
+from largeprompt.attention import AbstractLayer
+from largeprompt.measures._from_sampler import resampled, sampled_parts
+from largeprompt.measures._worth import FewTokensWarning
+
+from ._risk_functions import OverInstances
+from ._task import AbstractTask, Instance
+
+RESAMPLES = 24
+_INSTANCES = 256
+_LOOKED_AT = 32
+
+
+class Resampled(AbstractTask):
+    """A task whose laws have their stand-ins resampled, all with one key."""
+
+    task: AbstractTask
+    key: PRNGKeyArray
+
+    @property
+    def dim(self) -> int:
+        return self.task.dim
+
+    @property
+    def targets(self) -> int:
+        return self.task.targets
+
+    def _draw(self, key):
+        drawn = self.task._draw(key)
+        return Instance(resampled(drawn.measure, self.key), drawn.query, drawn.target)
+
+    def _loss(self, prediction, target):
+        return self.task._loss(prediction, target)
+
+
+def is_sampled(task: AbstractTask) -> bool:
+    """Whether the laws of its instances are known by a sampler."""
+    return bool(sampled_parts(eqx.filter_eval_shape(task._draw, jax.random.key(0)).measure))
+
+
+def stand_in_error(
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    key: PRNGKeyArray | None,
+    query_in_prompt: bool,
+    gradient: bool = False,
+) -> Any:
+    """What the tokens that stand in for the laws of the infinite prompt add to the error of the risk or its gradient.
+
+    None where there are none, or nothing has a value yet. Warns where too few tokens carry the tilts.
+    """
+    traced = any(checks.is_traced(leaf) for leaf in jax.tree.leaves((layer, task)))
+    if math.inf > L or traced or not is_sampled(task):
+        return None
+    keys = jax.random.split(jax.random.fold_in(checks.key_or_default(key), 1), _INSTANCES)
+    warn_of_few(layer, task, keys[:_LOOKED_AT])
+    function = OverInstances(task, keys, L, query_in_prompt)
+    before = _found(function, layer, gradient)
+    squares = jax.tree.map(jnp.zeros_like, before)
+    for one in jax.random.split(jax.random.fold_in(keys[0], 1), RESAMPLES):
+        other = _found(eqx.tree_at(lambda f: f.task, function, Resampled(task, one)), layer, gradient)
+        squares = jax.tree.map(lambda total, a, b: total + (a - b) ** 2 / RESAMPLES, squares, other, before)
+    return jax.tree.map(jnp.sqrt, squares)
+
+
+@eqx.filter_jit
+def _found(function: OverInstances, layer: AbstractLayer, gradient: bool) -> Any:
+    if gradient:
+        return eqx.filter(function.value_and_gradient(layer)[1], eqx.is_inexact_array)
+    return function.finished(function.terms(layer))[0]
+
+
+@eqx.filter_jit
+def _drawn(task: AbstractTask, key: PRNGKeyArray) -> Instance:
+    return task.draw(jax.random.split(key)[0])
+
+
+def warn_of_few(layer: AbstractLayer, task: AbstractTask, keys) -> None:
+    """Warn where the tokens that stand in for a law are too few at the queries of some instances."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FewTokensWarning)
+        for key in keys:
+            drawn = _drawn(task, key)
+            layer._output(drawn.measure, drawn.query)
+    if few := [warning for warning in caught if issubclass(warning.category, FewTokensWarning)]:
+        message = f"at {len(few)} of {len(keys)} queries {few[-1].message}"
+        warnings.warn(message, FewTokensWarning, stacklevel=4)

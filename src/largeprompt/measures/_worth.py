@@ -1,0 +1,80 @@
+r"""What a weighted sample is worth: how many of its tokens carry an average, and how many carry its standard error.
+
+For masses $a_l$ and summands $x_l = a_l\|z_l-m\|^p$ these are $1/\sum a_l^2$ and $(\sum x_l^2)^2/\sum x_l^4$. A tilt
+far out leaves few of either; then the average is off by more than its standard error says.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+_FEWEST = 30.0  # tokens that carry an average, and its standard error
+_HEAVIEST = 0.5  # index of the weights' tail up to which the error of an average has a variance
+
+_EVEN = 0.4  # effective tokens among all from which the weights' tail carries little, whatever its shape
+
+
+class FewTokensWarning(UserWarning):
+    """Too few tokens of a sampler carry a tilt."""
+
+
+class Worth(NamedTuple):
+    """Tokens that carry an average, tokens that carry its standard error, the index of the weights' tail, and all."""
+
+    effective: float
+    carrying: float
+    tail: float
+    size: int
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the average is within what its standard error says."""
+        light = self.tail <= _HEAVIEST or self.effective >= _EVEN * self.size
+        return light and min(self.effective, self.carrying) >= _FEWEST
+
+    @property
+    def sentence(self) -> str:
+        """What the tokens are worth, in words."""
+        return (
+            f"{self.size} tokens stand in for a law known by its sampler, and at this tilt they are worth "
+            f"{self.effective:.3g} ({self.carrying:.3g} for the error, tail index {self.tail:.2f}): what follows from "
+            "them may be far off; give FromSampler a larger size or use smaller tilts"
+        )
+
+
+def worth(masses: Float[np.ndarray, " n"], distances: Float[np.ndarray, " n"], power: int) -> Worth:
+    """Of an average of |z - m|^power."""
+    squares = (masses * distances**power) ** 2
+    total = float(squares.sum())
+    # all tokens at one point: their average has no error
+    carrying = total**2 / float(np.sum(squares**2)) if total > 0 and np.sum(squares**2) > 0 else float(len(masses))
+    return Worth(1 / float(np.sum(masses**2)), carrying, tail_index(masses), len(masses))
+
+
+def tail_index(values: Float[np.ndarray, " n"]) -> float:
+    r"""The shape k of the generalised Pareto law that the largest values follow (Zhang and Stephens, 2009).
+
+    Of the largest $\min(n/5, 3\sqrt n)$, drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
+    """
+    n = len(values)
+    count = int(min(n / 5, 3 * math.sqrt(n)))
+    if count < 5:
+        return 0.5
+    largest = np.sort(np.partition(values, n - count - 1)[n - count - 1 :])
+    x = largest[1:] - largest[0]
+    x = x[x > 0]
+    m = len(x)
+    if m < 5:
+        return 0.0
+    grid = 30 + int(math.sqrt(m))
+    quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
+    b = 1 / x[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
+    b = b[b != 0]  # at 0 the law is exponential, the limit of its neighbours
+    shapes = np.log1p(-b[:, None] * x).mean(axis=1)
+    profile = m * (np.log(-b / shapes) - shapes - 1)
+    weights = np.exp(profile - profile.max())
+    best = float(weights @ b / weights.sum())
+    k = float(np.log1p(-best * x).mean())
+    return (m * k + 10 * 0.5) / (m + 10)
