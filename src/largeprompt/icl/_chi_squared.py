@@ -1,6 +1,6 @@
-r"""Averages over $x\sim\mathcal N(0, I)$ of functions of a quadratic form $\nu = \sum_j \lambda_j x_j^2$, $\lambda_j\ge0$.
+r"""Averages over $x\sim\mathcal N(0, I)$ of functions of $\nu = \sum_j \lambda_j x_j^2$, $\lambda_j\ge0$.
 
-The Laplace transform of its density is a product, $E e^{-s\nu} = \prod_j(1+2s\lambda_j)^{-1/2}$, and weighing by $x_i^2$
+The Laplace transform of the density is a product, $E e^{-s\nu} = \prod_j(1+2s\lambda_j)^{-1/2}$; weighing by $x_i^2$
 divides it by $1+2s\lambda_i$. Its singularities are real, and so are all saddle points of $e^{s\nu}$ times it. So the
 path of steepest descent from the largest of these meets no other, and along it the integrand that inverts the transform
 is $e^{-u^2}$ times a smooth function, whichever directions are wide or narrow: a few nodes of the trapezoidal rule give
@@ -18,7 +18,7 @@ Function = Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]]
 
 _PATH_NODES, _PATH_END = 26, 6.1  # e^{-6.1²} is rounding
 _PANEL_NODES = 20
-_NARROWEST = 1e-10  # of the widest direction, or of what functions change over: below it they do not see the form
+_NARROWEST = 1e-13  # of the widest direction, or of what functions change over: a form that they do not see
 _EXTRA = 4  # directions as wide as the widest, added for the path alone: it then suits the weights x_i² x_j² too
 
 
@@ -33,29 +33,31 @@ class Averages(NamedTuple):
 def quadratic_form_averages(
     weights: Float[np.ndarray, " n"], function: Function, reach: float = 9.5, *, fourths: bool = False
 ) -> Averages:
-    r"""Averages of functions of $\nu = \sum_i$ `weights`$_i\,x_i^2$ that are bounded or grow no faster than a tail falls.
+    r"""Averages of functions of $\nu = \sum_i$ `weights`$_i\,x_i^2$ that change over distances of order 1.
 
     What lies `reach` standard deviations out is left out: functions that grow like $e^{\nu/(2\lambda)}$ need more.
     """
     weights = np.maximum(np.asarray(weights, float), 0)
     top, n = weights.max(initial=0.0), len(weights)
-    at_zero = function(np.zeros(1))[:, 0]
-    means, squares = at_zero.copy(), np.repeat(at_zero[:, None], n, axis=1)
-    products = at_zero[:, None, None] * (1 + 2 * np.eye(n)) if fourths else None
+    pairs = 1 + 2 * np.eye(n)  # E x_i² x_j²
     if top == 0:
-        return Averages(means, squares, products)
-    ratios, which, counts = np.unique(weights / top, return_inverse=True, return_counts=True)
-    y, steps = _nodes(ratios, counts, reach, 1 / math.sqrt(top))
-    # less its value at 0: of directions too narrow for the nodes the function sees nothing
-    values = (function(top * y**2) - at_zero[:, None]) * (2 * y * steps)
+        at_zero = function(np.zeros(1))[:, 0]
+        squares = np.repeat(at_zero[:, None], n, axis=1)
+        return Averages(at_zero, squares, at_zero[:, None, None] * pairs if fourths else None)
+    unit = max(top**-0.5, 1e-40)
+    ratios = np.where(weights < _NARROWEST * min(1.0, unit**2) * top, 0.0, weights / top)
+    ratios, which, counts = np.unique(ratios, return_inverse=True, return_counts=True)
+    y, steps = _nodes(ratios, counts, reach, unit)
+    values = function(top * y**2) * (2 * y * steps)
+    means, squares = np.zeros(len(values)), np.zeros((len(values), len(ratios)))
+    products = np.zeros((len(values), len(ratios), len(ratios)))
     for share, resolvents in _steepest_descent(y**2, ratios, counts):
         weighted = values * share
         means += weighted.sum(axis=1).real
-        squares += (weighted @ resolvents.T).real[:, which]
-        if products is not None:
-            found = ((weighted[:, None] * resolvents) @ resolvents.T).real
-            products += found[:, which[:, None], which] * (1 + 2 * np.eye(n))
-    return Averages(means, squares, products)
+        squares += (weighted @ resolvents.T).real
+        if fourths:
+            products += ((weighted[:, None] * resolvents) @ resolvents.T).real
+    return Averages(means, squares[:, which], products[:, which[:, None], which] * pairs if fourths else None)
 
 
 def _nodes(
@@ -66,12 +68,12 @@ def _nodes(
     As fine as the narrowest direction whose reach has not been passed, and near 0 as fine as functions ask for that
     change over distances of order `unit`.
     """
-    scales = np.sqrt(np.maximum(ratios, _NARROWEST * min(1.0, unit**2)))
-    ends = np.sqrt(np.cumsum(ratios * counts) + 4 * ratios) + reach * scales
+    ends = np.sqrt(np.cumsum(ratios * counts) + 4 * ratios) + reach * np.sqrt(ratios)
     edges = [0.0]
     while edges[-1] < ends[-1]:
-        scale = scales[np.argmax(ends > edges[-1])]
-        edges.append(edges[-1] + min(4 * scale, max(unit, edges[-1] / 4)))
+        passed, y = int(np.argmax(ends > edges[-1])), edges[-1]
+        # what has been passed leaves a power of y
+        edges.append(y + min(4 * math.sqrt(ratios[passed]), max(unit, y / 4), 3 * y or math.inf))
     x, w = np.polynomial.legendre.leggauss(_PANEL_NODES)
     half = np.diff(edges)[:, None] / 2
     return (np.array(edges[:-1])[:, None] + half * (x + 1)).ravel(), (half * w).ravel()

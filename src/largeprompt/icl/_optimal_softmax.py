@@ -18,7 +18,7 @@ from ._expansion import rate
 from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
 from ._regression import LinearRegression
 
-_STATIONARY = 1e-6  # a slope, as a share of the risk of predicting 0, at which the search ends
+_STATIONARY = 1e-6  # a slope at which the search ends, as a share of what is left to gain
 _NEGLIGIBLE = 1e-14  # of the largest share of the risk: a direction that the search leaves out
 
 
@@ -36,8 +36,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     The risk is a one-dimensional quadrature with an exact gradient, minimised over A from several starts; where
     $\Sigma$, $\Omega$ and $\Sigma_q$ commute, over A diagonal in their basis. Layers with $P$ or $C$ cannot do better
     at `L = 1` and at `L = inf`; in between that is not proved, but no search over all (U, V) has found one that does.
-    At `L = 2` there may be no best layer: the risk then falls as the scores grow, and what is returned has scores so
-    large that it falls no further. As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser
+    As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser
     of the 1/L constant: at `L = inf` the layer is that limit.
     """
     task, L = as_regression(task), checks.prompt_length(L)
@@ -47,7 +46,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
     aligned = AlignedRisk(task, WeightMoments(L))
-    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float))
+    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / L)
     quadratic, linear, still = aligned.coefficients(A)
     r = linear / (2 * quadratic) if quadratic > 0 else 0.0
     attention = from_blocks(aligned_blocks(jnp.asarray(A), r, task), SoftmaxAttention)
@@ -155,8 +154,8 @@ def _inverse_root(cov: Matrix) -> Matrix:
     return (vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)) @ vectors.T
 
 
-def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix) -> Matrix:
-    """The A of least risk; `limit` is that of long prompts."""
+def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix, excess: float) -> Matrix:
+    """The A of least risk; `limit` and `excess` are what A and the risk above the noise tend to for long prompts."""
     if not np.any(limit) or aligned.coefficients(limit).linear == 0:  # nothing to learn, or one token to learn from
         return limit
     family = _family(task)
@@ -168,8 +167,10 @@ def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix) ->
         slope = r**2 * slopes.quadratic - r * slopes.linear
         return -share * r * linear / 2, share * family.slope(parameters, slope)
 
+    # the risk of long prompts is flat in the scale of the scores, to order 1/L
+    tolerance = _STATIONARY * min(1.0, max(excess / aligned.constant, 1e-6))
     ends = [
-        minimize(objective, start, jac=True, method="BFGS", options={"gtol": _STATIONARY})
+        minimize(objective, start, jac=True, method="BFGS", options={"gtol": tolerance})
         for start in family.starts(limit)
     ]
     return family.matrix(min(ends, key=lambda end: end.fun).x)
