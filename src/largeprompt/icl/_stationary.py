@@ -1,8 +1,10 @@
 """Where training can end: the stationary points of the risk of one layer in all of (U, V), found and certified."""
 
+import contextlib
 import dataclasses
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -105,7 +107,7 @@ def stationary_points(
     for start, subspace in spurious_starts(standard.task, L):
         found += search.below(best_scaled(function, start), subspace)
     if starts:
-        with _overflowing():
+        with _overflow_ignored():
             rough = one_of_each(function, *ends(function, random))
         for start in rough:
             found += search.below(start)
@@ -125,13 +127,12 @@ def _random_starts(key: PRNGKeyArray, standard: Standard, starts: int) -> Float[
     return np.concatenate([np.stack(first), scale * rng.normal(size=(starts // 2, first[0].size))])
 
 
-class _overflowing(warnings.catch_warnings):
-    """Without the warnings of layers that run away to where their risk overflows."""
-
-    def __enter__(self):
-        found = super().__enter__()
+@contextlib.contextmanager
+def _overflow_ignored() -> Iterator[None]:
+    """A layer may run away to where its risk overflows."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        return found
+        yield
 
 
 class _Candidate(NamedTuple):
@@ -169,7 +170,7 @@ class _Search(NamedTuple):
         """What lies downhill of `x`, first within a subspace that the gradient does not leave, then beyond saddles."""
         found: list[_Candidate] = []
         far = _FAR * (1 if math.inf == self.L else self.L**0.25)
-        with _overflowing(), np.errstate(all="ignore"):
+        with _overflow_ignored():
             for _ in range(_LEAPS):
                 for function in controlled(self.function, x):
                     end, gradient_norm = settled(function, downhill(function, x, subspace))

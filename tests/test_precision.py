@@ -1,0 +1,80 @@
+"""Results are in the precision asked for, whatever was imported or computed before."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from largeprompt.lab import Run
+from largeprompt.lab._course import risks
+from largeprompt.lab._verdict import yardstick
+from largeprompt.paper import PRESETS
+
+ARRAYS_OF_IMPORTS = """
+import importlib, pkgutil
+import jax, largeprompt
+for module in pkgutil.walk_packages(largeprompt.__path__, "largeprompt."):
+    importlib.import_module(module.name)
+print([array.shape for array in jax.live_arrays()])
+"""
+
+# in the order that the docs show, with some work in float32 before
+FLOAT32_FIRST = """
+import json, sys
+sys.path.insert(0, "tests")
+import largeprompt as lp
+import largeprompt.paper
+from test_precision import numbers
+before = numbers()
+lp.use_float64()
+print(json.dumps([before, numbers()]))
+"""
+
+SIGMA = ((1.0, 0.1), (0.1, 1.0))
+
+
+def numbers():
+    """What a preset's run and a user's hold and compute, and in which type."""
+    preset = PRESETS["smoke"].runs("kms:0.5", (10,))[0]
+    own = Run(L=20, sigma=SIGMA, start="structured:0.3", parameters="UV", attention="linear")
+    function: Any = risks(own)[0]
+    arrays = [preset.task().Sigma, preset.layers()[0].K, own.task().noise, own.layers()[0].U, function.task.Sigma]
+    optimum = yardstick(own, "linear").optimum
+    values = [*(float(array.ravel()[-2:][0]) for array in arrays), float(function.terms(own.layers()[0])), optimum]
+    return {"types": [str(array.dtype) for array in arrays], "values": values}
+
+
+def printed(program, environment, root):
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=root, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_any_module_makes_no_jax_array(environment, pytestconfig):
+    assert printed(ARRAYS_OF_IMPORTS, environment, pytestconfig.rootpath).strip() == "[]"
+
+
+def test_float64_after_imports_and_float32_work_is_float64_from_there_on(environment, pytestconfig):
+    before, after = json.loads(printed(FLOAT32_FIRST, environment, pytestconfig.rootpath))
+    expected = numbers()
+    assert set(before["types"]) == {"float32"}
+    assert set(after["types"]) == set(expected["types"]) == {"float64"}
+    np.testing.assert_allclose(after["values"], expected["values"], rtol=1e-13)
+    assert np.any(np.array(before["values"]) != np.array(expected["values"]))
+
+
+@pytest.mark.parametrize("given", [SIGMA, np.array(SIGMA), [[1, 0.1], [0.1, 1]]], ids=["tuples", "array", "lists"])
+def test_a_run_keeps_the_numbers_given_in_either_precision(given):
+    settings: Any = {"sigma": given, "start": {"alpha": 0.3}, "parameters": "UV", "engine": "reference"}
+    with jax.enable_x64(False):
+        narrow = Run(**settings)
+    wide = Run(**settings)
+    assert narrow == wide
+    assert narrow.hash == wide.hash
+    assert narrow.sigma == SIGMA
