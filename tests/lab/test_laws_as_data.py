@@ -147,7 +147,7 @@ WRONG_LAWS = [
         "measure.components have dimensions [2, 3]; there must be at least one, all of one dimension",
     ),
     ({"kind": "empirical", "tokens": "missing.npz"}, "missing.npz"),
-    ({"kind": "empirical", "file": "laws.txt"}, "measure.file is 'laws.txt'; it must be the name of an .npz file"),
+    ({"kind": "empirical", "file": "laws.txt"}, "measure.file is 'laws.txt'; it must be the name of an .npz or .npy file"),
 ]
 
 
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_law_is_one_line_that_says_where(table, message, tm
 
 def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
     np.savez(tmp_path / "other.npz", points=TOKENS)
-    assert "measure.tokens is 'other.npz', with the arrays points; it must have tokens" in refusal(
+    assert "other.npz has the arrays points; it must have one named tokens" in refusal(
         lab.measure_from, {"kind": "empirical", "tokens": "other.npz"}, tmp_path
     )
     np.savez(tmp_path / "objects.npz", tokens=np.asarray([None, {}], object))

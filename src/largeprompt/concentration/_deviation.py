@@ -262,7 +262,8 @@ class _Prompts(NamedTuple):
         z = np.stack([self._query(i // weights.shape[1], i % weights.shape[1]) for i in which])
         linear = isinstance(self.attention, LinearAttention)
         thetas = 0 * z if linear else z @ np.asarray(self.attention.U, float).T
-        return errors, worth_at(self.mu, thetas, 2 if slopes or linear else 1)
+        doubt, caution = worth_at(self.mu, thetas, 2 if slopes or linear else 1)
+        return caution * errors, doubt
 
     def _query(self, prompt: int, i: int) -> np.ndarray:
         if self.fixed is not None:

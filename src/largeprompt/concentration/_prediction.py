@@ -181,7 +181,8 @@ def _with_stand_in(attention, mu, form: Form, nodes, constant: Average, name: st
     linear = isinstance(attention, LinearAttention)
     # e^{Λ(2θ)} and moments under twice the tilt
     thetas = 0 * z if linear else 2 * z @ np.asarray(attention.U, float).T
-    if (doubt := worth_at(mu, thetas, 4 if form.slopes or linear else 2)) is not None:
+    doubt, caution = worth_at(mu, thetas, 4 if form.slopes or linear else 2)
+    if doubt is not None:
         message = f"the constant of {name} cannot be trusted and may be infinite: {doubt.sentence}"
         warnings.warn(message, FewTokensWarning, stacklevel=5)
         return constant._replace(stderr=math.inf), True
@@ -189,7 +190,7 @@ def _with_stand_in(attention, mu, form: Form, nodes, constant: Average, name: st
     def ratio(mu):
         return np.array([np.mean(constants_at(attention, mu, form, z) / np.maximum(values, 1e-300))])
 
-    share = float(changes(mu, key, ratio)[0])
+    share = caution * float(changes(mu, key, ratio)[0])
     return constant._replace(stderr=math.hypot(constant.stderr, share * constant.value)), False
 
 
