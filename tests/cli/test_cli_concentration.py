@@ -202,7 +202,10 @@ WRONG = [
     (("--quantity", "O", "--layer", "identity:1"), "quantity is 'O'; this layer has"),
     (("--quantity", ""), "quantity has ''; of a law of tokens"),
     (("--query-sigma", "kms:2"), "query.cov: rho is 2; it must lie between -1 and 1"),
-    (("--layer", "xavier"), "--layer is 'xavier'; it must be pytorch, pytorch:SEED, identity:SCALE or FILE.npz"),
+    (
+        ("--layer", "xavier"),
+        "--layer is 'xavier'; it must be pytorch, pytorch:SEED, identity:SCALE, FILE.npz or FILE.npy",
+    ),
     (("--layer", "identity"), "--layer is 'identity'; it must be"),
     (("--layer", "identity:big"), "layer.scale is 'big'; it must be a number"),
     (("--layer", "pytorch:-1"), "layer.seed is -1; it must be at least 0"),

@@ -188,10 +188,12 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
 def test_an_npy_file_is_one_array_or_stacked_weights(tmp_path):
     np.save(tmp_path / "tokens.npy", TOKENS)
     mu = lab.measure_from({"kind": "empirical", "tokens": "tokens.npy"}, tmp_path)
-    np.testing.assert_array_equal(f(mu).points, TOKENS)
+    assert isinstance(mu, Empirical)
+    np.testing.assert_array_equal(mu.points, TOKENS)
     U, V = np.eye(2), np.ones((2, 2))
     np.save(tmp_path / "uv.npy", np.stack([U, V]))
-    layer = f(lab.layer_from({"file": "uv.npy"}, 2, tmp_path))
+    layer = lab.layer_from({"file": "uv.npy"}, 2, tmp_path)
+    assert isinstance(layer, SoftmaxAttention)
     np.testing.assert_array_equal(layer.U, U)
     np.testing.assert_array_equal(layer.V, V)
     assert "layer.scale is 0.5; a layer given by U and V has none" in refusal(

@@ -37,7 +37,7 @@ def chosen_queries(shares: Float[np.ndarray, " n"]) -> list[int]:
     total = float(np.sum(shares))
     even = np.full(len(shares), 1 / len(shares))
     rng = np.random.default_rng(0)
-    return list(rng.choice(len(shares), _CHOSEN, p=shares / total if 0 < total < math.inf else even))
+    return rng.choice(len(shares), _CHOSEN, p=shares / total if 0 < total < math.inf else even).tolist()
 
 
 def worth_at(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"], power: int) -> tuple[Worth | None, float]:
