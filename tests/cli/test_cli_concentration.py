@@ -136,7 +136,53 @@ def test_covariances_and_weights_come_from_files(monkeypatch, command):
     np.testing.assert_array_equal(settings["layer"]["V"], np.ones((1, 3)))
 
 
+def test_weights_tokens_and_covariances_come_from_plain_arrays_too(monkeypatch, command):
+    K, Q, V = np.random.default_rng(0).normal(size=(3, 2, 3))
+    np.save("weights.npy", np.stack([K, Q, V]))
+    np.save("tokens.npy", np.eye(3))
+    np.save("sigma.npy", np.diag([1.0, 2.0, 3.0]))
+    settings = settings_of(monkeypatch, command, "--measure", "tokens.npy", "--layer", "weights.npy")
+    np.testing.assert_array_equal(settings["measure"]["tokens"], np.eye(3))
+    for name, matrix in (("K", K), ("Q", Q), ("V", V)):
+        np.testing.assert_array_equal(settings["layer"][name], matrix)
+    settings = settings_of(monkeypatch, command, "--sigma", "sigma.npy", "--query-sigma", "sigma.npy")
+    np.testing.assert_array_equal(settings["measure"]["cov"], np.diag([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(settings["query"]["cov"], np.diag([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize(("scale", "number"), [((), 1.0), (("--score-scale", "1/sqrt(4)"), 0.5)])
+def test_the_scale_of_the_scores_is_given_and_said(command, scale, number):
+    np.savez("weights.npz", K=np.eye(2), Q=np.eye(2), V=np.ones((1, 2)))
+    small = (
+        "--d",
+        "2",
+        "--L",
+        "4",
+        "--replicates",
+        "40",
+        "--layer",
+        "weights.npz",
+        "--quantity",
+        "output",
+        "--no-bounds",
+    )
+    code, out, err = command("concentration", *small, *scale)
+    said = f"softmax attention with K 2 × 2, Q 2 × 2, V 1 × 2; scores times {number:g}"
+    assert (code, err) == (0, "")
+    assert said + ("" if scale else " by default") in out
+    code, out, err = command("concentration", *small, *scale, "--json")
+    settings = strict(out)["settings"]
+    assert (settings["score_scale"], settings["layer"].startswith(said)) == (number, True)
+    if scale:
+        assert "scale = 0.5" in settings["toml"]
+
+
 WRONG = [
+    (
+        ("--layer", "identity:0.3", "--score-scale", "0.5"),
+        "--score-scale is '0.5'; identity:SCALE holds the scale already",
+    ),
+    (("--score-scale", "1/sqrt(-1)"), "--score-scale is '1/sqrt(-1)'; it must be a number, such as 0.25 or 1/sqrt(16)"),
     (
         ("--measure", "cauchy"),
         "--measure is 'cauchy'; it must be one of gaussian, rademacher, cube, sphere, regression",
@@ -156,7 +202,10 @@ WRONG = [
     (("--quantity", "O", "--layer", "identity:1"), "quantity is 'O'; this layer has"),
     (("--quantity", ""), "quantity has ''; of a law of tokens"),
     (("--query-sigma", "kms:2"), "query.cov: rho is 2; it must lie between -1 and 1"),
-    (("--layer", "xavier"), "--layer is 'xavier'; it must be pytorch, pytorch:SEED, identity:SCALE or FILE.npz"),
+    (
+        ("--layer", "xavier"),
+        "--layer is 'xavier'; it must be pytorch, pytorch:SEED, identity:SCALE, FILE.npz or FILE.npy",
+    ),
     (("--layer", "identity"), "--layer is 'identity'; it must be"),
     (("--layer", "identity:big"), "layer.scale is 'big'; it must be a number"),
     (("--layer", "pytorch:-1"), "layer.seed is -1; it must be at least 0"),

@@ -147,7 +147,10 @@ WRONG_LAWS = [
         "measure.components have dimensions [2, 3]; there must be at least one, all of one dimension",
     ),
     ({"kind": "empirical", "tokens": "missing.npz"}, "missing.npz"),
-    ({"kind": "empirical", "file": "laws.txt"}, "measure.file is 'laws.txt'; it must be the name of an .npz file"),
+    (
+        {"kind": "empirical", "file": "laws.txt"},
+        "measure.file is 'laws.txt'; it must be the name of an .npz or .npy file",
+    ),
 ]
 
 
@@ -165,7 +168,7 @@ def test_what_is_wrong_with_a_law_is_one_line_that_says_where(table, message, tm
 
 def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
     np.savez(tmp_path / "other.npz", points=TOKENS)
-    assert "measure.tokens is 'other.npz', with the arrays points; it must have tokens" in refusal(
+    assert "other.npz has the arrays points; it must have one named tokens" in refusal(
         lab.measure_from, {"kind": "empirical", "tokens": "other.npz"}, tmp_path
     )
     np.savez(tmp_path / "objects.npz", tokens=np.asarray([None, {}], object))
@@ -179,6 +182,28 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
     np.savez(tmp_path / "words.npz", tokens=np.asarray([["a", "b"]]))
     assert "measure.tokens has entries of type <U1; they must be real numbers" in refusal(
         lab.measure_from, {"kind": "empirical", "tokens": "words.npz"}, tmp_path
+    )
+
+
+def test_an_npy_file_is_one_array_or_stacked_weights(tmp_path):
+    np.save(tmp_path / "tokens.npy", TOKENS)
+    mu = lab.measure_from({"kind": "empirical", "tokens": "tokens.npy"}, tmp_path)
+    assert isinstance(mu, Empirical)
+    np.testing.assert_array_equal(mu.points, TOKENS)
+    U, V = np.eye(2), np.ones((2, 2))
+    np.save(tmp_path / "uv.npy", np.stack([U, V]))
+    layer = lab.layer_from({"file": "uv.npy"}, 2, tmp_path)
+    assert isinstance(layer, SoftmaxAttention)
+    np.testing.assert_array_equal(layer.U, U)
+    np.testing.assert_array_equal(layer.V, V)
+    assert "layer.scale is 0.5; a layer given by U and V has none" in refusal(
+        lab.layer_from, {"file": "uv.npy", "scale": 0.5}, 2, tmp_path
+    )
+    assert "layer.file: " in (text := refusal(lab.layer_from, {"file": "tokens.npy"}, 2, tmp_path))
+    assert "weights in it are stacked, U, V or K, Q, V" in text
+    (tmp_path / "words.npy").write_text("no array")
+    assert "words.npy is not an .npy file of one plain array" in refusal(
+        lab.measure_from, {"kind": "empirical", "tokens": "words.npy"}, tmp_path
     )
 
 

@@ -289,7 +289,9 @@ class _Prompts(NamedTuple):
         shares = (weights * sum(value / max(float(value.mean()), 1e-300) for value in values)).ravel()
         which = chosen_queries(shares)
         z = np.stack([self._query(i // weights.shape[1], i % weights.shape[1]) for i in which])
-        return errors, doubt_at(self.mu, getattr(self.reader, "heads", ()), z, self.reader.slopes, 1)
+        heads = self.reader.heads if isinstance(self.reader, SummedHeads) else ()
+        doubt, caution = doubt_at(self.mu, heads, z, self.reader.slopes, 1)
+        return caution * errors, doubt
 
     def _query(self, prompt: int, i: int) -> np.ndarray:
         if self.fixed is not None:

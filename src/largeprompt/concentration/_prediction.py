@@ -220,7 +220,8 @@ def _with_stand_in(heads: Heads, mu, form: HeadsForm, nodes, constant: Average, 
     which = chosen_queries(nodes.weights * constant.values)
     z, values = nodes.z[which], constant.values[which]
     # e^{Λ(2θ)} and moments under twice the tilt
-    if (doubt := doubt_at(mu, heads, z, form.slopes, 2)) is not None:
+    doubt, caution = doubt_at(mu, heads, z, form.slopes, 2)
+    if doubt is not None:
         message = f"the constant of {name} cannot be trusted and may be infinite: {doubt.sentence}"
         warnings.warn(message, FewTokensWarning, stacklevel=5)
         return constant._replace(stderr=math.inf), True
@@ -228,7 +229,7 @@ def _with_stand_in(heads: Heads, mu, form: HeadsForm, nodes, constant: Average, 
     def ratio(mu):
         return np.array([np.mean(_constants_at(heads, mu, form, z) / np.maximum(values, 1e-300))])
 
-    share = float(changes(mu, key, ratio)[0])
+    share = caution * float(changes(mu, key, ratio)[0])
     return constant._replace(stderr=math.hypot(constant.stderr, share * constant.value)), False
 
 

@@ -40,34 +40,39 @@ def chosen_queries(shares: Float[np.ndarray, " n"]) -> list[int]:
     total = float(np.sum(shares))
     even = np.full(len(shares), 1 / len(shares))
     rng = np.random.default_rng(0)
-    return list(rng.choice(len(shares), _CHOSEN, p=shares / total if 0 < total < math.inf else even))
+    return rng.choice(len(shares), _CHOSEN, p=shares / total if 0 < total < math.inf else even).tolist()
 
 
-def doubt_at(mu: AbstractMeasure, heads: Heads, z: Float[np.ndarray, "n D"], slopes: bool, order: int) -> Worth | None:
-    """What too few tokens are worth where they carry what some head reads along these queries; else None.
+def doubt_at(
+    mu: AbstractMeasure, heads: Heads, z: Float[np.ndarray, "n D"], slopes: bool, order: int
+) -> tuple[Worth | None, float]:
+    """What too few tokens are worth where they carry what some head reads along these queries, and else None.
 
-    `order` is 1 for readings and 2 for their squares. Linear attention tilts nothing, and averages zzᵀ.
+    Then a factor for the error that they show. `order` is 1 for readings and 2 for their squares. Linear attention
+    tilts nothing, and averages zzᵀ.
     """
+    caution = 1.0
     for head in heads:
         linear = kind_of(head) == "linear"
         thetas = 0 * z if linear else order * z @ np.asarray(head.U, float).T
-        if (found := worth_at(mu, thetas, order * (2 if slopes or linear else 1))) is not None:
-            return found
-    return None
+        doubt, factor = worth_at(mu, thetas, order * (2 if slopes or linear else 1))
+        if doubt is not None:
+            return doubt, factor
+        caution = max(caution, factor)
+    return None, caution
 
 
-def worth_at(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"], power: int) -> Worth | None:
-    """What too few tokens are worth, where they carry the tilts of more than a few of the queries; else None."""
-    seen: dict[bytes, Worth] = {}
-    poor = []
-    for theta in thetas:
-        if theta.tobytes() not in seen:
-            seen[theta.tobytes()] = min(_worths(mu, theta, power), key=lambda found: (found.trusted, found.effective))
-        if not (found := seen[theta.tobytes()]).trusted:
-            poor.append(found)
-    if len(poor) <= _DOUBTFUL * len(thetas):
-        return None
-    return sorted(poor, key=lambda found: found.effective)[len(poor) // 2]
+def worth_at(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"], power: int) -> tuple[Worth | None, float]:
+    """What too few tokens are worth, where they carry the tilts of more than a few of the queries, and else None.
+
+    Then a factor for the error that they show.
+    """
+    unique, which = np.unique(thetas, axis=0, return_inverse=True)
+    worst = [min(_worths(mu, theta, power), key=lambda found: (found.trusted, found.carrying)) for theta in unique]
+    found = sorted((worst[i] for i in which.ravel()), key=lambda one: one.carrying)
+    poor = [one for one in found if not one.trusted]
+    doubt = poor[len(poor) // 2] if len(poor) > _DOUBTFUL * len(thetas) else None
+    return doubt, found[len(found) // 2].caution
 
 
 def _worths(mu: AbstractMeasure, theta: Float[np.ndarray, " D"], power: int) -> Iterator[Worth]:

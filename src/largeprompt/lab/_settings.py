@@ -67,8 +67,8 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
     names = _STACKED.get(len(found), ()) if found.ndim > 2 else ()
     if not names:
         raise ValueError(
-            f"{path} has an array of shape {found.shape}; as weights it must be U, V or K, Q, V or K, Q, V, O, stacked: "
-            "of shape (2, D, D), (3, k, D) or (4, D, D); for other shapes use an .npz file with an array for each"
+            f"{path} has an array of shape {found.shape}; weights in it are stacked, U, V or K, Q, V or K, Q, V, O: of "
+            "shape (2, D, D), (3, k, D) or (4, D, D); for other shapes use an .npz file with an array for each"
         )
     return dict(zip(names, found, strict=True))
 

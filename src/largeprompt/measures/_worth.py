@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-_FEWEST = 30.0  # tokens that carry an average, and its standard error
-_HEAVIEST = 0.5  # index of the weights' tail up to which the error of an average has a variance
+_FEWEST = 30.0  # tokens that carry an average
+_FEWEST_FOR_ERROR = 10.0  # tokens that carry its standard error
+_HEAVIEST = 0.4  # index of the weights' tail: from ½ on the error of an average has no variance
 
 _EVEN = 0.4  # effective tokens among all from which the weights' tail carries little, whatever its shape
 
@@ -32,7 +33,12 @@ class Worth(NamedTuple):
     def trusted(self) -> bool:
         """Whether the average is within what its standard error says."""
         light = self.tail <= _HEAVIEST or self.effective >= _EVEN * self.size
-        return light and min(self.effective, self.carrying) >= _FEWEST
+        return light and self.effective >= _FEWEST and self.carrying >= _FEWEST_FOR_ERROR
+
+    @property
+    def caution(self) -> float:
+        """The factor that makes the standard error of an average cover as it should, when so few tokens carry it."""
+        return math.sqrt(1 + 20 / self.carrying)
 
     @property
     def sentence(self) -> str:
@@ -40,7 +46,7 @@ class Worth(NamedTuple):
         return (
             f"{self.size} tokens stand in for a law known by its sampler, and at this tilt they are worth "
             f"{self.effective:.3g} ({self.carrying:.3g} for the error, tail index {self.tail:.2f}): what follows from "
-            "them may be far off; give FromSampler a larger size or use smaller tilts"
+            "them cannot be trusted; give FromSampler a larger size, or use smaller tilts"
         )
 
 
