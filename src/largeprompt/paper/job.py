@@ -176,7 +176,7 @@ class Job:
         for claim in self.claims:
             seeds: dict[str, set[int]] = {}
             for run in (need for need in claim.needs(self.settings) if isinstance(need, Run)):
-                seeds.setdefault(run.sigma, set()).add(run.weight_seed)
+                seeds.setdefault(str(run.sigma), set()).add(run.weight_seed)
             if claim.seeds > min(map(len, seeds.values()), default=self.settings.seeds):
                 found.append(claim.key)
         return tuple(found)
