@@ -301,6 +301,7 @@ def test_prompt_length_names_a_length_and_measures_there(command):
     assert (found["quantity"], found["epsilon"]) == ("output", 0.2)
     assert isinstance(found["L"], int)
     assert found["checked"]
+    assert (found["unchecked_reason"], found["lasting"]) == ("", found["L"])
     assert abs(found["measured"] - 0.04) < 5 * found["measured_stderr"] + 0.004
     code, out, err = command("prompt-length", *options, "--quantity", "gradient")
     assert (code, err) == (0, "")
@@ -420,6 +421,7 @@ def test_what_is_not_to_be_trusted_is_marked_with_what_would_do():
 def found(**changes):
     parts = {"epsilon": 0.01, "L": 1234, "method": "delta method", "checked": True, "measured": 1e-4}
     parts |= {"measured_stderr": 1e-6, "bound_log10_L": 23.45, "bound_refusal": "", "quantity": "U"}
+    parts |= {"lasting": 1234, "unchecked_reason": ""}
     return SimpleNamespace(**parts | {"regime": SimpleNamespace(name="1/L", sentence="falls as 1/L")} | changes)
 
 
@@ -432,10 +434,15 @@ def test_a_prompt_length_is_told_with_its_measurement_and_its_bound():
     ]
     (first, *_) = told.prompt_length_lines(found(quantity="risk"))
     assert str(first) == "L = 1234 tokens a prompt for a difference of risks of 0.01"
-    far = found(L=math.inf, checked=False, measured=math.nan, bound_log10_L=math.nan, bound_refusal="tokens are wild")
+    again = [str(line) for line in told.prompt_length_lines(found(quantity="risk", lasting=5000))]
+    assert (
+        again[1] == "from L = 5000 on every longer prompt does too: in between the difference of risks is larger again"
+    )
+    far = found(L=math.inf, lasting=math.inf, checked=False, measured=math.nan, unchecked_reason="no finite length")
+    far.bound_log10_L, far.bound_refusal = math.nan, "tokens are wild"
     assert [str(line) for line in told.prompt_length_lines(far)] == [
         "no length up to 1e60 for a root mean square error of 0.01",
         "delta method; falls as 1/L",
-        "not measured: prompts of that length are too long to draw",
+        "not measured: no finite length",
         "the paper's bound does not serve: tokens are wild",
     ]

@@ -10,6 +10,8 @@ import pytest
 import largeprompt as lp
 from largeprompt import icl
 from largeprompt.concentration import _length, deviation, predict, prompt_length_for
+from largeprompt.concentration._gap_lengths import lengths_for_a_gap
+from largeprompt.paper.concentration import prompt_length_lines
 from significance import assert_close_in_sigmas
 
 MU = lp.Gaussian(np.zeros(2), np.eye(2))
@@ -86,6 +88,61 @@ def test_lengths_for_risks_have_the_gap_asked_for(optimum, quantity):
     L = int(found.L)
     at, before = predict(layer, TASK, None, [L, int(L * 0.99) - 1], quantity).mean_square
     assert at <= epsilon**2 < before
+
+
+GAPS = {
+    "falling": lambda L: 3 / L,
+    "through 0": lambda L: 20 / L**2 - 0.5 * L**-0.7,
+    "through 0 between two lengths": lambda L: 5 - 2 * L if L < 4 else -3 / L,
+    "through 0 twice": lambda L: (math.log(L) - 1.5) * (math.log(L) - 4) / L**0.8,
+    "a dip": lambda L: 1.1 / L**0.3 - 0.42 * math.exp(-((math.log(L / 37) / 0.25) ** 2)),
+    "a rise": lambda L: 0.5 / L + 0.3 * math.exp(-((math.log(L / 300) / 0.5) ** 2)),
+    "of nan at first": lambda L: math.nan if L < 3 else 2 / L,
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+@pytest.mark.parametrize("epsilon", [1.0, 0.25, 0.0625])
+def test_lengths_for_a_gap_are_those_of_a_search_through_all_lengths(name, epsilon):
+    gap, longest = GAPS[name], 20_000
+    small = np.array([abs(gap(L)) <= epsilon for L in range(1, longest)])
+    first, lasting = lengths_for_a_gap(gap, epsilon)
+    assert first == np.argmax(small) + 1
+    assert lasting == (np.flatnonzero(~small).max() + 2 if (~small).any() else 1)
+
+
+def test_a_gap_that_never_gets_small_has_no_length():
+    assert lengths_for_a_gap(lambda L: 1 + 1 / L, 0.5) == (math.inf, math.inf)
+    assert lengths_for_a_gap(lambda L: 2.0 if L != 16 else 0.1, 0.5) == (16, math.inf)
+
+
+def test_where_a_gap_of_risks_changes_sign_the_length_is_the_least_and_the_one_that_lasts_is_given():
+    """A layer that predicts the negative: at first its variance counts, then that it shrinks."""
+    task = icl.LinearRegression(np.eye(4), noise=0.05)
+    U = np.diag([-0.4, -0.4, -0.4, -0.4, 0.0])
+    layer = lp.SoftmaxAttention(U, [[0.0, 0.0, 0.0, 0.0, 1.0]])
+    found = prompt_length_for(0.06, layer, task, quantity="risk", replicates=0)
+    gaps = predict(layer, task, None, range(1, 41), "risk").gap
+    assert gaps is not None
+    small = np.abs(gaps) <= 0.06
+    assert gaps[0] > 0 > gaps[1]
+    assert found.L == np.argmax(small) + 1 == 2
+    assert found.lasting == np.flatnonzero(~small).max() + 2 == 12
+    text = "\n".join(str(line) for line in prompt_length_lines(found))
+    assert "L = 2 tokens" in text
+    assert "from L = 12 on" in text
+
+
+def test_a_length_that_is_not_measured_says_why(monkeypatch):
+    none = prompt_length_for(0.3, LAYER, MU, replicates=0)
+    assert not none.checked
+    assert none.unchecked_reason == "replicates is 0, and a measurement takes at least 2"
+    assert prompt_length_for(1.0, LAYER, MU, replicates=50).unchecked_reason == ""
+    assert _length._unchecked(math.inf, 10) == "no finite length was found"
+    monkeypatch.setattr(_length, "_AFFORDABLE", 2**12)
+    long = prompt_length_for(0.1, LAYER, MU)
+    assert long.unchecked_reason == "1000 prompts are drawn of up to 4 tokens each, and L is longer"
+    assert f"not measured: {long.unchecked_reason}" in [str(line) for line in prompt_length_lines(long)]
 
 
 def test_the_bound_is_refused_with_its_reason_where_it_does_not_hold():
