@@ -10,7 +10,17 @@ import pytest
 import catalogue
 import largeprompt as lp
 from largeprompt.dynamics import flow_limit, gradient_flow, structured_start
-from largeprompt.icl import LinearRegression, diagonal, identity, kms, norm, optimal_linear, risk
+from largeprompt.icl import (
+    LinearRegression,
+    aligned_blocks,
+    diagonal,
+    from_blocks,
+    identity,
+    kms,
+    norm,
+    optimal_linear,
+    risk,
+)
 
 SINGULAR = catalogue.covariance(1, 3, rank=2)
 TASKS = {
@@ -23,6 +33,14 @@ TASKS = {
     "two targets": LinearRegression(kms(3, 0.2), noise=0.1, targets=2),
     "singular": LinearRegression(SINGULAR),
     "singular, noisy": LinearRegression(SINGULAR, noise=0.3),
+    "singular queries": LinearRegression(kms(3, 0.3), query_Sigma=catalogue.covariance(4, 3, rank=2)),
+    "singular, general tasks": LinearRegression(SINGULAR, 0.1, catalogue.covariance(0, 3) + 0.3 * np.eye(3)),
+    "all singular": LinearRegression(
+        SINGULAR, 0.2, catalogue.covariance(6, 3, rank=2), catalogue.covariance(7, 3, rank=2)
+    ),
+    "two targets, singular tasks and queries": LinearRegression(
+        kms(3, 0.2), 0.0, catalogue.covariance(6, 3, rank=1), catalogue.covariance(7, 3, rank=2), targets=2
+    ),
 }
 THETA = catalogue.matrix(3, 3, 3)
 THETA = THETA / math.sqrt(np.linalg.norm(THETA @ THETA.T))
@@ -33,7 +51,10 @@ def distance(layer, other) -> float:
 
 
 def assert_the_flow_ends_at_its_limit(task, kind, L):
-    start = structured_start(task, 0.4, THETA, kind)
+    assert_the_flow_from_ends_at_its_limit(task, structured_start(task, 0.4, THETA, kind), L)
+
+
+def assert_the_flow_from_ends_at_its_limit(task, start, L):
     flow = gradient_flow(start, task, L, [3000.0], rtol=1e-9, atol=1e-11, solver="implicit")
     assert flow.ending == "completed"
     assert distance(flow.last, flow_limit(task, start, L)) < 3e-7
@@ -71,6 +92,58 @@ def test_the_limit_for_singular_covariates_is_that_of_the_appendix():
     limit = flow_limit(task, structured_start(task, alpha, THETA))
     np.testing.assert_allclose(limit.U[:3, :3], gamma * pseudo + alpha * unseen, rtol=1e-9)
     assert float(limit.V[0, -1]) == pytest.approx(1 / gamma, rel=1e-10)
+
+
+def test_what_no_query_reaches_is_not_read_off():
+    """Σ_q = diag(1, 0): A₂₂ stays, r⁴ − r²α²/2 = 1."""
+    task = LinearRegression(np.eye(2), query_Sigma=np.diag([1.0, 0.0]))
+    limit = flow_limit(task, structured_start(task, 0.4))
+    r = math.sqrt(0.04 + math.sqrt(0.04**2 + 1))
+    np.testing.assert_allclose(limit.V, [[0, 0, r]], rtol=1e-12)
+    np.testing.assert_allclose(limit.U[:2, :2], np.diag([1 / r, 0.4 / math.sqrt(2)]), rtol=1e-12)
+
+
+def test_with_nothing_to_learn_only_what_predicts_fades():
+    """Coefficients along the first axis, queries along the second: the risk is least where A₁₂ = 0."""
+    task = LinearRegression(np.eye(2), 0.1, np.diag([1.0, 0.0]), np.diag([0.0, 1.0]))
+    limit = flow_limit(task, structured_start(task, 0.4, np.full((2, 1), math.sqrt(0.5))))
+    np.testing.assert_allclose(limit.V, [[0, 0, 0.4 * math.sqrt(0.75)]], rtol=1e-12)
+    np.testing.assert_allclose(limit.U[:2, :2], [[0.2, 0], [0.2, 0.2]], rtol=1e-12)
+
+
+def start_from(A, r, task):
+    return from_blocks(aligned_blocks(jnp.asarray(A), r, task), lp.LinearAttention)
+
+
+def test_a_start_with_a_larger_A_keeps_the_sign_of_r_where_covariances_commute():
+    task = TASKS["correlated, noisy"]
+    start = start_from(3 * np.eye(3), -0.1, task)
+    with pytest.raises(ValueError, match=r"not a start of Assumption 5\.1"):
+        flow_limit(task, start)
+    start = start_from(-3 * np.eye(3), -0.1, task)
+    assert_the_flow_from_ends_at_its_limit(task, start, math.inf)
+
+
+def test_a_start_whose_r_may_turn_is_refused():
+    """Here it does: tr A ΣΩΣ_q < 0, and r ends above 0."""
+    a, b, c = (np.array([math.cos(t), math.sin(t)]) for t in (0.0, 1.0, 2.0))
+    narrow = [np.outer(n, n) + 0.01 * np.eye(2) for n in (a, b, c)]
+    task = LinearRegression(narrow[0], 0.0, narrow[1], narrow[2])
+    start = start_from(-2 * np.outer(a + c, a + c), -0.05, task)
+    flow = gradient_flow(start, task, math.inf, [30.0])
+    assert float(flow.last.V[0, -1]) > 0
+    with pytest.raises(ValueError, match="where r may change its sign; the limit is not known"):
+        flow_limit(task, start)
+
+
+def test_float32_starts_have_a_limit():
+    with jax.enable_x64(False):
+        task = LinearRegression(kms(3), 0.1)
+        start = structured_start(task, 0.3, THETA[:, :1] / np.linalg.norm(THETA[:, 0]), "linear")
+        limit = flow_limit(task, start, 10**12)
+        assert limit.U.dtype == jnp.float32
+        inverse = np.linalg.inv(np.asarray(task.Sigma, float))
+        np.testing.assert_allclose(limit.V[0, -1] * limit.U[:3, :3], inverse, rtol=1e-5, atol=1e-5)
 
 
 def test_at_finite_length_the_linear_flow_ends_at_the_optimum():

@@ -71,8 +71,8 @@ def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
     $$2R/k = s^2 + \sum_i\kappa_i\,\frac{\lambda_i+\tau_1+s^2}{(L+1)\lambda_i+\tau_1+s^2},\qquad
       \kappa_i = \|F_{\Sigma_q}^\top F_\Omega y_i\|^2 ,$$
 
-    with $\kappa_i = \lambda_i$ where queries are distributed like covariates. The reading is as exact as $\Sigma$ lets it
-    be: to rounding times the condition number of its correlations.
+    with $\kappa_i = \lambda_i$ where queries are distributed like covariates. The reading is as exact as $\Sigma$ lets
+    it be: to rounding times the condition number of its correlations.
     """
     refuse_a_traced_task(task, "the optimum of linear attention")
     found, queries = spectrum(task.Sigma, task.Omega), factor(task.query_Sigma)
