@@ -285,3 +285,21 @@ def test_float32_is_refused(monkeypatch):
             RUN.trainer()
     finally:
         jax.config.update("jax_enable_x64", True)
+
+
+def test_a_result_of_an_earlier_version_is_judged_again_by_what_it_recorded(store, monkeypatch):
+    run = dataclasses.replace(RUN, heads=2, attention="softmax", L=math.inf, record=lab.Record(points=12, draws=64))
+    data = lab.train(run, store)
+    level = 0.9 * np.ones_like(data.risk.values)
+    long = dataclasses.replace(run, L=100, steps=100_000)  # several softmax heads, well above what they can attain
+    steps = np.linspace(0, long.steps, data.sizes["step"])
+    old = data.drop_vars(["attainable", "excess", "Bayes"]).assign_coords(step=steps)
+    old = old.assign(risk=(data.risk.dims, level), verdict=(("member",), ["converged"]))
+    old = old.assign(optimum=(("member",), [0.89]), Bayes=((), 0.05), excess=(("member",), [0.01]))
+    store.save(long.hash, old.assign_attrs(run=long.canonical, hash=long.hash), {})
+    found = store.load(long.hash)
+    assert str(found.verdict.values[0]) == "trapped"
+    assert np.isnan(found.optimum.values[0])
+    assert float(found.attainable[0]) < 0.1
+    assert found.risk.equals(old.risk)
+    assert store.load(run.hash).identical(data)

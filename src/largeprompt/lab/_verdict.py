@@ -1,27 +1,28 @@
 r"""Where a run ended, by one rule on its whole recorded curve.
 
 - The *level* of a run is the median of its risks over the last quarter of its steps, of three records at least where
-  the second half has them: one record that is off does not count.
-- A run *rests* if its level is within a tenth of its excess, or within the noise of its records, of the median around
-  the half of its steps; if it was never lower than that before; if its last record is no lower than that either; and if
-  it was long enough: twenty times the slowest time constant of the task, $1/\lambda_{\min}(\Sigma\Omega)$ (with
-  $\Sigma_q$ where that is slower), in units of rate times steps. That is 100 in the isotropic experiments, where the
-  runs that find the optimum have found it by then.
+  the second half has them: one record that is off does not count. Its *error* is five times the standard error of the
+  last risk and the scatter of the records, together.
 - The *tolerance* is the lesser of 1 % of the risk of predicting 0 and half of what the lowest spurious minimum of
-  linear attention costs (`predicted_excess`; at least 0.01 % of the risk of predicting 0, below which it costs nothing
-  that matters). The noise of SGD may widen it, five times that of the records, up to the 1 %; and it is at least five
-  standard errors of the risk.
+  linear attention costs (`predicted_excess`), but at least 0.1 % of the risk of predicting 0: a spurious minimum that
+  is as near is as good. Scatter widens it, up to the 1 %, and five standard errors do.
+- A run *rests* if it was long enough, and if its level is that of the middle of its course, has not been lower before
+  and is no lower at the last record, to within a tenth of its excess or three times the scatter. Long enough is twenty
+  times the slowest time constant of the task, $1/\lambda_{\min}(\Sigma\Omega)$, in units of rate times steps, and
+  longer where queries are smaller than tokens: 100 in the isotropic experiments, where the runs that find the optimum
+  have found it by then.
 
 Then a run is, the first that holds:
 
 - *diverged*: its parameters went beyond all bounds.
-- *converged*: its level is within the tolerance of the least risk that layers of its shape have, and five standard
-  errors, of the risk and of the noise, do not reach a spurious minimum from there.
+- *converged*: its level is within the tolerance of the least risk that layers of its shape have, and its error does not
+  reach a spurious minimum from there.
 - *unfinished*: it does not rest. It is falling, it is rising, or it was too short to tell.
-- *trapped*: it rests above the tolerance of a risk that layers of its shape are known to attain. Saddles that hold a
-  run for longer than it lasts are counted here: the risk alone does not tell them from minima, more steps do.
-- *settled*: it rests, and nobody knows whether that is the optimum. That of several softmax heads, or of one that is
-  narrower than the task, is not known (`yardstick`); or the errors reach from the optimum to a spurious minimum.
+- *trapped*: it rests above a risk that layers of its shape are known to attain, by more than the tolerance and its
+  error. Saddles that hold a run for longer than it lasts are counted here: the risk alone does not tell them from
+  minima, more steps do.
+- *settled*: it rests, and whether at the optimum is not known. That of several softmax heads, or of one that is
+  narrower than the task, is not known (`yardstick`); or the error is too large to tell.
 """
 
 import math
@@ -33,7 +34,8 @@ from ._yardstick import STANDARD_ERRORS, Yardstick
 
 VERDICTS = ("converged", "settled", "trapped", "unfinished", "diverged")
 SHARE_OF_EXCESS = 0.1
-_SIGMAS = 3.0  # of the noise of records, that a change may have and count as none
+_SIGMAS = 3.0  # of the scatter, within which a change counts as none
+_LOWER_HALF = 0.3246  # the mean size of a standard normal number in the lower half of sizes
 
 
 def verdict(
@@ -51,21 +53,21 @@ def verdict(
         return "diverged"
     at, curve = at[np.isfinite(curve)], curve[np.isfinite(curve)]
     least, attainable = yardstick.bounds
-    level, noise = _level(at, curve), _noise(curve[at > at[-1] / 2])
-    excess, tolerance = level - least, yardstick.tolerance(stderr, noise)
-    if excess <= tolerance and excess + STANDARD_ERRORS * math.hypot(stderr, noise) < yardstick.apart:
+    level, scatter = float(np.median(_last_stretch(at, curve))), _scatter(curve[at > 3 / 8 * at[-1]])
+    excess, tolerance = level - least, yardstick.tolerance(stderr, scatter)
+    error = STANDARD_ERRORS * math.hypot(stderr, scatter)
+    if excess <= tolerance and excess + error < yardstick.apart:
         return "converged"
-    little = max(SHARE_OF_EXCESS * excess, _SIGMAS * noise)
+    little = max(SHARE_OF_EXCESS * max(excess, yardstick.tolerance(0.0)), _SIGMAS * scatter)
     if time < yardstick.long_enough or not _rests(at, curve, level, little):
         return "unfinished"
-    return "trapped" if level - attainable > tolerance else "settled"
+    return "trapped" if level - attainable > max(tolerance, error) else "settled"
 
 
-def _level(steps: np.ndarray, risk: np.ndarray) -> float:
-    """The median over the last quarter of the steps, of three records at least where the second half has them."""
-    late, last_three = steps > 0.75 * steps[-1], np.arange(len(steps)) >= len(steps) - 3
-    last = np.arange(len(steps)) == len(steps) - 1
-    return float(np.median(risk[late | (last_three & (steps > steps[-1] / 2)) | last]))
+def _last_stretch(steps: np.ndarray, risk: np.ndarray) -> np.ndarray:
+    """The records of the last quarter of the steps, three at least where the second half has them, or the last."""
+    from_end = np.arange(len(steps))[::-1]
+    return risk[(steps > 0.75 * steps[-1]) | ((from_end < 3) & (steps > steps[-1] / 2)) | (from_end == 0)]
 
 
 def _rests(steps: np.ndarray, risk: np.ndarray, level: float, little: float) -> bool:
@@ -81,12 +83,15 @@ def _rests(steps: np.ndarray, risk: np.ndarray, level: float, little: float) -> 
     return abs(float(np.median(middle)) - level) <= little and lowest >= level - little and risk[-1] >= level - little
 
 
-def _noise(risk: np.ndarray) -> float:
-    """The standard deviation of records about a smooth curve, from what each is off the middle of its neighbours."""
-    if len(risk) < 3:
+def _scatter(risk: np.ndarray) -> float:
+    """The standard deviation of records about a smooth curve, from what each is off the middle of its neighbours.
+
+    Only the lower half of these counts: one record that is off, or one jump, is no scatter.
+    """
+    if len(risk) < 4:
         return 0.0
-    off = risk[1:-1] - (risk[:-2] + risk[2:]) / 2
-    return float(np.median(np.abs(off)) / (0.6745 * math.sqrt(1.5)))
+    off = np.sort(np.abs(risk[1:-1] - (risk[:-2] + risk[2:]) / 2))
+    return float(np.mean(off[: len(off) // 2])) / (_LOWER_HALF * math.sqrt(1.5))
 
 
 def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from largeprompt.icl import (
 from ._run import Run
 
 SHARE_OF_ZERO = 0.01
-LITTLE = 1e-4  # of the risk of predicting 0: a spurious minimum that costs twice that or less is as good as the optimum
+LITTLE = 1e-3  # of the risk of predicting 0: a spurious minimum that costs twice that or less is as good as the optimum
 STANDARD_ERRORS = 5.0
 TIME_CONSTANTS = 20.0
 _ROUNDING = 1e-12
@@ -61,11 +61,11 @@ class Yardstick(NamedTuple):
         """What the optimum lies between."""
         return (self.floor, self.attainable) if math.isnan(self.optimum) else (self.optimum, self.optimum)
 
-    def tolerance(self, stderr: float, noise: float = 0.0) -> float:
-        """The excess up to which a run counts as converged, whose records have that standard error and that noise."""
+    def tolerance(self, stderr: float, scatter: float = 0.0) -> float:
+        """The excess up to which a run counts as converged, whose records have that standard error and that scatter."""
         share = SHARE_OF_ZERO * self.zero
         half = self.spurious / 2 if self._is_material else LITTLE * self.zero if self.spurious > 0 else share
-        return max(STANDARD_ERRORS * stderr, min(share, max(half, STANDARD_ERRORS * noise)))
+        return max(STANDARD_ERRORS * stderr, min(share, max(half, STANDARD_ERRORS * scatter)))
 
     @property
     def apart(self) -> float:
@@ -169,11 +169,11 @@ def _narrow_softmax_risk(task: LinearRegression, L: int | float, width: int) -> 
 
 
 def _long_enough(task: LinearRegression) -> float:
-    """Twenty times the task's slowest time constant."""
-    Sigma, Omega, query = (np.asarray(part) for part in (task.Sigma, task.Omega, task.query_Sigma))
-    paces = [pace for cov in (Sigma, query) for pace in _positive(np.linalg.eigvals(cov @ Omega).real)]
-    return TIME_CONSTANTS / min(paces) if paces else math.inf
-
-
-def _positive(values: np.ndarray) -> list[float]:
-    return [float(value) for value in values if value > _ROUNDING * max(values.max(), 0.0)]
+    """Twenty times the task's slowest time constant, longer where queries are smaller than tokens: so are gradients."""
+    product = np.asarray(task.Sigma) @ np.asarray(task.Omega)
+    paces = np.linalg.eigvals(product).real
+    paces = paces[paces > _ROUNDING * max(paces.max(), 0.0)]
+    size = float(np.sum(np.asarray(task.query_Sigma) * np.asarray(task.Omega)))
+    if len(paces) == 0 or size <= 0:
+        return math.inf
+    return TIME_CONSTANTS / float(paces.min()) * max(1.0, float(np.trace(product)) / size)
