@@ -46,11 +46,13 @@ def test_the_members_of_a_pair_have_their_own_risks_and_optima(store):
 def test_another_task_may_be_tested(store):
     lab.train(PAIR, store)
     found = lab.trained(store, PAIR.hash)
-    usual = lab.risks_by_length(found, "inf")
-    noisy = lab.risks_by_length(found, "inf", noise=0.5)
-    np.testing.assert_allclose(noisy.risk, usual.risk + (0.5 - 0.1) / 2)
-    wide = lab.risks_by_length(found, "inf", query_sigma=4 * np.eye(2))
-    assert float(wide.risk.sel(member="linear")[0]) != pytest.approx(float(usual.risk.sel(member="linear")[0]))
+    cases = {"noise": 0.5, "query_sigma": "diagonal:4,1"}
+    for name, value in cases.items():
+        data = lab.risks_by_length(found, "inf", **{name: value})
+        task = dataclasses.replace(PAIR, **{name: value}).task()
+        for member, layer in found.layers.items():
+            assert float(data.risk.sel(member=member)[0]) == pytest.approx(float(risk(layer, task, math.inf).value))
+        assert float(data.optimum[0, 0]) == pytest.approx(float(optimal_softmax(task, math.inf).risk.value))
 
 
 def test_an_interrupted_run_has_the_layers_of_its_checkpoint(store):

@@ -30,23 +30,25 @@ class Trained(NamedTuple):
 
 def trained(store: AbstractStore, address: str) -> Trained:
     """The layers of a finished run, or of the checkpoint of one that is under way; those that diverged are left out."""
-    data, checkpoint = store.load(address), None
+    data = store.load(address)
+    checkpoint = store.checkpoint(address) if data is None else None
     if data is not None:
         run, step = run_of(data), int(data.step[-1])
-        diverged = [float(at) for at in data.diverged.values]
-    else:
-        checkpoint = store.checkpoint(address)
-        if checkpoint is None:
-            raise ValueError(f"run {address[:12]} has neither a result nor a checkpoint in {store.location}; train it")
+        diverged = [None if math.isnan(at) else int(at) for at in data.diverged.values]
+    elif checkpoint is not None:
         run, step = run_from_text(checkpoint.header["run"]), int(checkpoint.header["step"])
-        diverged = [math.nan if at is None else float(at) for at in checkpoint.header["diverged"]]
-    good = [member for member, at in zip(run.members, diverged, strict=True) if math.isnan(at)]
+        diverged = checkpoint.header["diverged"]
+    else:
+        raise ValueError(f"run {address[:12]} has neither a result nor a checkpoint in {store.location}; train it")
+    good = [member for member, at in zip(run.members, diverged, strict=True) if at is None]
     if not good:
-        raise ValueError(f"run {address[:12]} diverged at step {max(diverged):.0f}; no layer came out of it")
-    if checkpoint is None:
-        return Trained(run, step, {member: layer_at(data, member) for member in good})
-    found = dict(zip(run.members, layers_in(checkpoint, run.layers()), strict=True))
-    return Trained(run, step, {member: found[member] for member in good})
+        raise ValueError(f"run {address[:12]} diverged at step {diverged[0]}; no layer came out of it")
+    if checkpoint is not None:
+        layers = dict(zip(run.members, layers_in(checkpoint, run.layers()), strict=True))
+    else:
+        assert data is not None
+        layers = {member: layer_at(data, member) for member in good}
+    return Trained(run, step, {member: layers[member] for member in good})
 
 
 def risks_by_length(
