@@ -19,7 +19,7 @@ from largeprompt.measures import AbstractMeasure
 from ._place import Found
 
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
-ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
+_ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
 
 
 class Sums(NamedTuple):
@@ -46,7 +46,12 @@ def chunk_for(L: int) -> int:
 def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
     """How many prompts to draw side by side."""
     held = chunk * (3 * dim + 3 * queries + (dim * dim if slopes else 0))
-    return max(1, 2 ** int(math.log2(max(1, ROOM[device] // held))))
+    return side_by_side(held, device)
+
+
+def side_by_side(held: int, device: Found) -> int:
+    """How many prompts to draw at once, a power of two, where each holds so many numbers."""
+    return 2 ** int(math.log2(max(1, _ROOM[device] // held)))
 
 
 def prompt_sums(

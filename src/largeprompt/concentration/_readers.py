@@ -4,7 +4,6 @@ Softmax and linear heads, and sums of them, are known by what they read: tokens 
 the prompt. Any other layer is asked for its output and its Jacobian on whole prompts.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._crossed import Heads
 from ._place import Found
-from ._prompts import ROOM, Reading, batch_for, chunk_for, limit, reading
+from ._prompts import Reading, batch_for, chunk_for, limit, reading, side_by_side
 from ._quantities import OF_LAYER, Form, forms
 
 _WHOLE = 2**26  # numbers of one prompt that is held whole
@@ -130,7 +129,7 @@ class WholePrompts(eqx.Module):
             )
         parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(self.layer, eqx.is_inexact_array)))
         held = L * (3 * dim + 3 * queries) + (queries * self.layer.outputs * parameters if self.slopes else 0)
-        return L, max(1, 2 ** int(math.log2(max(1, ROOM[place] // held))))
+        return L, side_by_side(held, place)
 
 
 def reader_of(
