@@ -9,7 +9,8 @@ import pytest
 
 import largeprompt as lp
 from catalogue import f
-from largeprompt.concentration import deviation, output_bias, predict, prompt_length_for, rates
+from largeprompt import icl
+from largeprompt.concentration import bounds, deviation, predict, prompt_length_for
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
 
@@ -146,12 +147,12 @@ CASES = {
         "there is nothing to be relative to",
     ),
     "asymptotics of linear attention": (
-        lambda: output_bias(lp.LinearAttention(I2, I2), GAUSSIAN, [0.0, 0.0]),
+        lambda: icl.risk_rate(lp.LinearAttention(I2, I2), icl.LinearRegression([[1.0]])),
         "the layer is linear attention; this holds of softmax attention only",
     ),
-    "asymptotics of many heads": (
-        lambda: rates(lp.MultiHead([HEAD]), GAUSSIAN, [0.0, 0.0]),
-        "the layer is of type MultiHead; it must be one head",
+    "bounds of many heads": (
+        lambda: bounds.bound(lp.MultiHead([HEAD]), GAUSSIAN, None, 5),
+        "the layer is of type MultiHead; it must be one head of softmax or linear attention",
     ),
     "an integer for a key": (
         lambda: GAUSSIAN.sample(f(0), 5),
@@ -226,9 +227,9 @@ CASES = {
         lambda: predict(SOFTMAX, GAUSSIAN, None, 5, ("output", "risk")),
         "risks are of a task, the others of a law of tokens",
     ),
-    "deviations of many heads": (
-        lambda: deviation(lp.MultiHead([HEAD]), GAUSSIAN, None, 5, "output", KEY),
-        "the layer is of type MultiHead; it must be one head or a (U, V) form",
+    "deviations of no layer": (
+        lambda: deviation(f(3), GAUSSIAN, None, 5, "output", KEY),
+        "the layer is of type int; it must be an attention layer",
     ),
     "another sampler": (
         lambda: deviation(SOFTMAX, GAUSSIAN, None, 5, "output", KEY, sampler="fast"),
@@ -258,7 +259,7 @@ CASES = {
     ),
     "a length that could only be measured": (
         lambda: prompt_length_for(0.1, SOFTMAX, GAUSSIAN, None, "U", replicates=0),
-        "replicates is 0; where 1/L does not hold the length for U is measured, which takes at least 2",
+        "replicates is 0; where no law of 1/L is known to hold the length for U is measured, which takes at least 2",
     ),
 }
 

@@ -113,13 +113,13 @@ class Bare(attention.AbstractLayer):
 
 
 OWN: dict[str, attention.AbstractLayer] = {
-    "uniform": Uniform(U, V),
-    "sharper softmax": Sharper(U, V),
-    "weaker linear": Weaker(U, V),
-    "unchanged softmax": Unchanged(U, V),
+    "uniform": f(Uniform)(U, V),
+    "sharper softmax": f(Sharper)(U, V),
+    "weaker linear": f(Weaker)(U, V),
+    "unchanged softmax": f(Unchanged)(U, V),
     "bare": Bare(jnp.asarray(U), jnp.asarray(V)),
-    "turned": Turned(U, V),
-    "own head": OwnHead(matrix(6, 2, D), 0.2 * matrix(7, 2, D), V),
+    "turned": f(Turned)(U, V),
+    "own head": f(OwnHead)(matrix(6, 2, D), 0.2 * matrix(7, 2, D), V),
 }
 OWN["several, one of its own"] = lp.MultiHead([lp.Head(U, np.eye(D), V), f(OWN["own head"])])
 
@@ -229,7 +229,7 @@ def test_a_task_that_changes_a_regression_is_not_taken_for_it():
         def _loss(self, prediction, target):
             return 2 * super()._loss(prediction, target)
 
-    task, layer = Doubled(np.diag([1.0, 0.5]), noise=0.2), lp.SoftmaxAttention(U, V)
+    task, layer = f(Doubled)(np.diag([1.0, 0.5]), noise=0.2), lp.SoftmaxAttention(U, V)
     found = icl.risk(layer, task, 5, rtol=0.02)
     assert_close_in_sigmas(found.value, 2 * icl.risk(layer, TASK, 5).value, found.stderr)
     for refused in (lambda: icl.optimal_linear(task, 5), lambda: icl.bayes_risk(task, 5)):

@@ -16,6 +16,7 @@ from largeprompt.concentration._gaussian_prompts import GaussianPrompts
 from largeprompt.concentration._prompts import limit, prompt_sums, reading, softmax_reading, squares
 from largeprompt.concentration._quantities import forms
 from largeprompt.concentration._query_draws import PlainQueries, WiderQueries, query_draws
+from largeprompt.concentration._readers import reader_of
 from largeprompt.concentration._reliability import reliability, tail_index
 from refusals import assert_refused
 from significance import SIGMAS, assert_close_in_sigmas, assert_mean_is
@@ -123,7 +124,9 @@ def test_prompts_through_what_attention_sees_have_the_law_of_whole_ones(layer, m
     ours = reduced.squares(known, np.tile(z, (n, 1)), L, 5, 0, query_in_prompt)
     keys = jax.random.split(jax.random.key(14), n)
     fixed = jnp.asarray(z)[None]
-    whole, weights = squares(merged, mu, PlainQueries(mu), fixed, known, keys, jnp.asarray(L), 64, 1, query_in_prompt)
+    reader, found = reader_of(layer, mu, all_quantities(layer))
+    draws, options = PlainQueries(mu), (jnp.asarray(L), 64, 1, query_in_prompt)
+    whole, weights = squares(reader, mu, draws, fixed, list(found.values()), keys, *options)
     assert np.all(weights == 1)
     rng = np.random.default_rng(0)
     for name, one, other in zip(all_quantities(layer), ours, whole, strict=True):
@@ -153,7 +156,7 @@ def test_a_batch_of_reduced_prompts_can_be_cut_where_one_likes():
 
 def test_wider_queries_weigh_back_to_their_law():
     nu = lp.Gaussian(catalogue.matrix(16, D), catalogue.covariance(17, D))
-    draws = query_draws(wide(1, 0.6), GAUSSIAN, nu, True)
+    draws = query_draws([wide(1, 0.6)], GAUSSIAN, nu, True)
     assert isinstance(draws, WiderQueries)
     z, weights = (np.asarray(part) for part in draws.draw(jax.random.key(18), 200_000))
     bound = float(np.prod(draws.widening))
@@ -175,7 +178,7 @@ def test_queries_are_drawn_plainly_where_nothing_is_gained():
         (SOFTMAX, GAUSSIAN, bounded, True),
         (SOFTMAX, lp.Gaussian(np.zeros(D), np.zeros((D, D))), GAUSSIAN, True),
     ):
-        assert isinstance(query_draws(attention, mu, nu, widen), PlainQueries)
+        assert isinstance(query_draws([attention], mu, nu, widen), PlainQueries)
 
 
 def assert_same(one: Deviation, other: Deviation) -> None:

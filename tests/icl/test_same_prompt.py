@@ -83,7 +83,7 @@ def test_the_same_prompt_gap_takes_heads_and_refuses_the_wrong_kind():
     head, straight = lp.Head(np.eye(3), U, V), lp.Head(np.eye(3), U, V, kind="linear")
     merged = same_prompt_gap(SOFTMAX(U, V), LINEAR(U, V), KMS, 5)
     np.testing.assert_allclose(same_prompt_gap(head, straight, KMS, 5).value, merged.value, rtol=1e-12)
-    with pytest.raises(ValueError, match="linear is softmax attention; it must be linear attention"):
+    with pytest.raises(ValueError, match="the layer is softmax attention; this holds of linear attention only"):
         same_prompt_gap(head, head, KMS, 5)
     with pytest.raises(ValueError, match="the layer is linear attention; this holds of softmax attention only"):
         same_prompt_gap(straight, straight, KMS, 5)

@@ -70,7 +70,7 @@ def crossed_constant(heads: Heads, mu: AbstractMeasure, z: Float[Array, " D"]) -
         u, V = jnp.stack([head.U @ z for head in soft]), jnp.stack([head.V for head in soft])
         # one pair after another: with many heads together they would hold a matrix a pair and query
         pairs = ((u[i], u[j]), (V[i], V[j]))
-        total += jax.lax.map(lambda pair: product(*pair[1], _softmax_pair(mu, *pair[0])), pairs).sum()
+        total += jax.lax.map(lambda pair: product(pair[1][0], pair[1][1], _softmax_pair(mu, *pair[0])), pairs).sum()
     for k, one in enumerate(rest):
         for other in (*soft, *rest[:k]):
             total += product(one.V, other.V, crossed_covariance(mu, one, other, z))

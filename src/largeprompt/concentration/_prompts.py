@@ -20,7 +20,7 @@ from ._place import Found
 
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
 _LARGEST = 2**25  # numbers held for a chunk
-ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
+_ROOM = {"cpu": 2**21, "gpu": 2**26}  # numbers held at once for a batch of prompts
 
 
 class Sums(NamedTuple):
@@ -47,7 +47,12 @@ def chunk_for(L: int, queries: int, dim: int, slopes: bool) -> int:
 
 def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
     """How many prompts to draw side by side."""
-    return max(1, 2 ** int(math.log2(max(1, ROOM[device] // _held(chunk, queries, dim, slopes)))))
+    return side_by_side(_held(chunk, queries, dim, slopes), device)
+
+
+def side_by_side(held: int, device: Found) -> int:
+    """How many prompts to draw at once, a power of two, where each holds so many numbers."""
+    return 2 ** int(math.log2(max(1, _ROOM[device] // held)))
 
 
 def _held(chunk: int, queries: int, dim: int, slopes: bool) -> int:

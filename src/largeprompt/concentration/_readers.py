@@ -4,7 +4,6 @@ Softmax and linear heads, and sums of them, are known by what they read: tokens 
 the prompt. Any other layer is asked for its output and its Jacobian on whole prompts.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._crossed import Heads
 from ._place import Found
-from ._prompts import ROOM, Reading, batch_for, chunk_for, limit, numbers_held, reading
+from ._prompts import Reading, batch_for, chunk_for, limit, numbers_held, reading, side_by_side
 from ._quantities import OF_LAYER, Form, forms
 
 _WHOLE = 2**26  # numbers of one prompt that is held whole
@@ -138,7 +137,7 @@ class WholePrompts(eqx.Module):
                 f"L is {L}; prompts of a layer of type {type(self.layer).__name__} are held whole, which goes up to "
                 f"L = {_WHOLE // dim} in dimension {dim}"
             )
-        return L, max(1, 2 ** int(math.log2(max(1, ROOM[place] // self.numbers_held(L, queries, dim)))))
+        return L, side_by_side(self.numbers_held(L, queries, dim), place)
 
     def numbers_held(self, L: int, queries: int, dim: int) -> int:
         """How many numbers one prompt takes with what is computed from it."""

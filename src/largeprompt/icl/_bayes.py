@@ -264,7 +264,8 @@ def ridge_coefficients(task: Regression, tokens: Numbers) -> Float[Array, "k d"]
 def _known_regression(task: object) -> Regression:
     """`task` itself, once its Bayes risk is known."""
     task = as_task(task)
-    if type(task) not in (LinearRegression, RegressionOn):  # a subclass may draw or judge otherwise
+    known = isinstance(task, LinearRegression | RegressionOn)
+    if not known or type(task) not in (LinearRegression, RegressionOn):  # a subclass may draw or judge otherwise
         kind = "WithLoss(...)" if isinstance(task, WithLoss) else type(task).__name__
         raise ValueError(
             f"task is {kind}; the Bayes risk is known for LinearRegression and RegressionOn under squared error"
