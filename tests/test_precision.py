@@ -11,7 +11,7 @@ import pytest
 
 from largeprompt.lab import Run
 from largeprompt.lab._course import risks
-from largeprompt.lab._verdict import yardstick
+from largeprompt.lab._yardstick import yardstick
 from largeprompt.paper import PRESETS
 
 ARRAYS_OF_IMPORTS = """

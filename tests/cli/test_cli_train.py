@@ -13,6 +13,7 @@ from rich.console import Console
 import stand_in
 from largeprompt import engine, lab
 from largeprompt.cli import _bars
+from largeprompt.engine._choice import trainer_for
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01")
 FILES = {f"training.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
@@ -251,3 +252,40 @@ def test_bars_keep_still_where_there_is_no_terminal(capsys):
         bars.ended(runs[0], found=True)
     printed = capsys.readouterr()
     assert printed.out + printed.err == ""
+
+
+@pytest.mark.parametrize("L", ["1000000000000", "1e12", "100000000000000000000000"])
+def test_a_length_that_no_engine_can_read_is_one_line_before_anything_is_written(command, monkeypatch, L):
+    monkeypatch.setattr(engine, "trainer_for", trainer_for)
+    code, out, err = command("train", "--L", L, "--attention", "softmax", "--store", "kept")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"largeprompt: L is {float(L):.4g}; a prompt of that many tokens takes ")
+    assert err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("L", ["1e12", "100000000000000000000000"])
+def test_linear_attention_is_trained_recorded_and_told_at_any_length(command, L):
+    options = ("train", *QUICK[2:], "--L", L, "--attention", "linear", "--json")
+    code, out, err = command(*options)
+    assert (code, err) == (0, "")
+    (row,) = json.loads(out)["rows"]
+    assert row["L"] == float(L)
+    assert row["linear_optimum"] == pytest.approx(0.05)
+    assert json.loads(command(*options)[1])["estimate"]["to_do"] == 0
+
+
+def test_auto_says_so_where_it_takes_the_reference(command, monkeypatch):
+    monkeypatch.setattr(engine, "refusal", lambda training, layers: "L is too long")
+    line = "largeprompt: 2 of 2 runs take the slower reference engine: L is too long\n"
+    for name, said in (("auto", line), ("reference", "")):
+        code, _, err = command("train", *QUICK, "--seeds", "2", "--engine", name, "--estimate")
+        assert (code, err) == (0, said)
+
+
+def test_several_softmax_heads_are_told_with_what_they_can_attain(command):
+    options = ("train", "--L", "100", "--d", "2", "--heads", "3", "--head-dim", "1", "--draws", "16")
+    code, out, err = command(*options, "--steps", "2", "--points", "0", "--attention", "softmax")
+    assert (code, err) == (0, "")
+    attainable = lab.yardstick(lab.Run(L=100, d=2, heads=3, head_dim=1), "softmax").attainable
+    assert f"≤ {attainable:.5f}" in out

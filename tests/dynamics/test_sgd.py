@@ -12,8 +12,9 @@ import largeprompt as lp
 from catalogue import matrix
 from largeprompt.dynamics import ReferenceTrainer, Training
 from largeprompt.dynamics._sgd import batch_gradient
-from largeprompt.icl import LinearRegression, RegressionOn, kms, risk_gradient
-from significance import assert_mean_is
+from largeprompt.icl import LinearRegression, RegressionOn, kms, risk, risk_gradient
+from largeprompt.icl._prompt import _with_second_moment
+from significance import assert_mean_is, assert_same_moments
 
 KMS = LinearRegression(kms(2, 0.5), 0.1)
 
@@ -104,3 +105,39 @@ def test_any_loss_on_any_task_goes_down():
 
     keys = jax.random.split(jax.random.key(2), 4000)
     assert float(loss(after.layers, keys)) < 0.9 * float(loss(layers, keys))
+
+
+def test_linear_attention_reads_a_prompt_too_long_to_be_held():
+    layers = (pair()[1],)
+    trainers = {L: ReferenceTrainer(Training(KMS, L, batch=5, rate=0.07), layers) for L in (10**12, math.inf)}
+    ends = {L: flat(trainer.advance(trainer.start(), 5).layers) for L, trainer in trainers.items()}
+    np.testing.assert_allclose(ends[10**12], ends[math.inf], rtol=1e-4)
+    assert np.abs(ends[10**12] - ends[math.inf]).max() > 1e-9
+
+
+def test_other_layers_refuse_such_a_prompt_in_one_line():
+    class Halved(lp.LinearAttention):
+        def reading(self, mu, u):
+            return super().reading(mu, u) / 2
+
+    message = r"^L is 1e\+12; a prompt of that many tokens takes 9.6e\+04 GB, and this machine has .* GB; use L = inf"
+    for layer in (*pair()[:1], Halved(np.eye(3), np.ones((1, 3)))):
+        with pytest.raises(ValueError, match=message):
+            ReferenceTrainer(Training(KMS, 10**12), (layer,))
+    heads = lp.MultiHead([lp.Head(np.eye(3), np.eye(3), np.ones((1, 3)))] * 2)
+    with pytest.raises(ValueError, match=message):
+        risk(heads, KMS, 10**12)
+
+
+def test_the_second_moment_of_a_long_prompt_has_the_law_of_that_of_its_tokens():
+    L = 5
+    mu = lp.Gaussian([0.5, -1.0], [[1.0, 0.4], [0.4, 0.5]])
+    keys = jax.random.split(jax.random.key(3), 20_000)
+
+    def entries(prompt):
+        return prompt.second_moment()[jnp.array([0, 0, 1]), jnp.array([0, 1, 1])]
+
+    drawn = jax.vmap(lambda key: entries(_with_second_moment(mu, key, L)))(keys)
+    tokens = jax.vmap(lambda key: entries(mu.prompt(key, L)))(jax.random.split(jax.random.key(4), 20_000))
+    assert_same_moments(np.asarray(drawn), np.asarray(tokens))
+    assert_mean_is(np.asarray(drawn), np.array([1.25, -0.1, 1.5]))

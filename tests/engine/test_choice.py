@@ -58,7 +58,21 @@ def test_the_fused_engine_is_chosen_where_it_applies():
         assert engine.trainer_for(Training(KMS, 5), layers).name == "fused"
         assert engine.trainer_for(Training(KMS, 5), layers, engine="reference").name == "reference"
     assert engine.trainer_for(Training(KMS, math.inf), (SOFTMAX,)).name == "fused"
-    assert engine.trainer_for(Training(KMS, 2**32), (SOFTMAX,)).name == "reference"
+    for L in (2**32, 10**12, 10**23, 1e300):
+        assert engine.trainer_for(Training(KMS, L), (LINEAR,)).name == "fused"
+
+
+def test_prompts_of_softmax_attention_that_no_engine_can_read_are_refused_before_anything_is_drawn():
+    heads = [lp.Head(np.eye(3), np.eye(3), np.ones((1, 3))) for _ in range(8)]
+    for L, layers in ((10**12, (SOFTMAX,)), (10**23, (SOFTMAX, LINEAR)), (2**31, (lp.MultiHead(heads),))):
+        for name in ("auto", "reference"):
+            with pytest.raises(
+                ValueError, match=r"^L is .*; a prompt of that many tokens takes .* GB, and this machine"
+            ):
+                engine.trainer_for(Training(KMS, L), layers, engine=name)
+        reason = "the tokens of softmax attention are counted below"
+        with pytest.raises(ValueError, match=reason):
+            engine.trainer_for(Training(KMS, L), layers, engine="fused")
 
 
 @pytest.fixture

@@ -142,3 +142,13 @@ def test_however_large_the_scores_of_softmax_linear_attention_beside_it_stays_it
     soft = lp.SoftmaxAttention(size * soft.U, soft.V)
     trainer = FusedTrainer(Training(KMS, 9, batch=64, rate=1e-30), (soft, line))
     assert trainer.advance(trainer.start(), 20).diverged[1] is None
+
+
+def test_linear_attention_trains_at_every_length_and_comes_near_the_infinite_one_like_its_root():
+    """The instances are those of L = inf: what is left between the two is the noise of the prompts."""
+    linear = (pair(3)[1],)
+    ends = {L: flat(run(40, L=L, layers=linear).layers) for L in (10**4, 10**8, 10**12, 10**18, 10**23, 1e300, np.inf)}
+    off = {L: float(np.linalg.norm(end - ends[np.inf])) for L, end in ends.items()}
+    assert 0.2 < off[10**4] / (100 * off[10**8]) < 5
+    for L in (10**12, 10**18, 10**23, 1e300):
+        assert off[L] < 1e-6  # of float32

@@ -63,3 +63,13 @@ def test_the_square_has_the_mean_and_the_variances_of_a_wishart_matrix(degrees):
         W.mean(axis=0), degrees * np.eye(m), W.std(axis=0) / np.sqrt(len(W)) + 1e-7 * degrees * np.eye(m)
     )
     assert_mean_is((W - degrees * np.eye(m)) ** 2, degrees * (1 + np.eye(m)))
+
+
+@pytest.mark.parametrize("degrees", [10**9, 10**12, 2**62])
+def test_the_diagonal_is_right_to_the_rounding_of_float32_at_any_degrees(degrees):
+    T = triangles(degrees)
+    diagonal = T[:, range(m), range(m)]
+    rounding = 2.0**-24 * np.sqrt(degrees)
+    assert np.abs(diagonal.mean(axis=0) - np.sqrt(degrees)).max() < rounding + 5 / np.sqrt(2 * len(T))
+    if rounding < 0.1:  # else there is one number left
+        assert_mean_is((diagonal - np.sqrt(degrees)) ** 2, np.full(m, 0.5), rounding**2)

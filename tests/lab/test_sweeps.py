@@ -14,7 +14,7 @@ import stand_in
 from largeprompt import engine, lab
 from largeprompt._device import Place
 from largeprompt.lab import _forecast
-from largeprompt.lab._forecast import _makespan, recorded_bytes
+from largeprompt.lab._forecast import _makespan, _shorter, recorded_bytes
 from largeprompt.paper import training
 from largeprompt.paper.plan import Plan
 
@@ -201,6 +201,17 @@ def test_a_makespan_is_that_of_the_longest_first():
     assert _makespan([1, 1, 1, 3], 2) == 3
     assert _makespan([4, 3, 2], 1) == 9
     assert _makespan([], 4) == 0
+
+
+def test_steps_too_long_to_be_timed_are_foreseen_from_shorter_ones():
+    run = dataclasses.replace(RUN, L=10**9, attention="softmax", batch=128)
+    shorter, factor = _shorter(run)
+    assert shorter.L * 128 <= 2**23
+    assert factor == run.L / shorter.L
+    for other in (RUN, dataclasses.replace(RUN, L=math.inf), dataclasses.replace(run, attention="linear", L=10**23)):
+        assert _shorter(other) == (other, 1.0)
+    assert lab.duration(5e8) == "15.8 years"
+    assert lab.duration(1e300) == "3.17e+292 years"
 
 
 def test_a_summary_averages_good_runs_only_and_counts_the_others(results):
