@@ -1,5 +1,6 @@
 """The report, as text and in a real browser."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 import xarray as xr
 
 from largeprompt.paper.report import write
+from largeprompt.paper.report._finished import read
 from largeprompt.paper.report._markup import element, prose
 from largeprompt.paper.report._words import check, number
 from report_catalogue import CHOICE, FIGURES, GAP, LENGTHS, NASTY, RISK, reproduction
@@ -299,8 +301,14 @@ def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
         assert "\n" not in str(problem.value)
         assert told in str(problem.value)
 
-    (folder / "figures" / "figure-9.nc").write_text("no data")
-    refused(ValueError, "`largeprompt figure 9 --preset quick` makes it anew")
+    figure = folder / "figures" / "figure-9.nc"
+    good = figure.read_bytes()
+    for at in range(8, 300, 12):  # sizes, names and types: each damaged one raises something else
+        figure.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with contextlib.suppress(ValueError):
+            read(folder, FIGURES)
+    figure.write_text("no data")
+    refused(ValueError, "`largeprompt figure 9 --preset quick` makes it again")
     (folder / "figures" / "figure-1a.pdf").unlink()
     refused(FileNotFoundError, "figure-1a.pdf is missing; `largeprompt figure 1a --preset quick` makes it")
     run = json.loads((folder / "run.json").read_text())

@@ -153,7 +153,10 @@ def report(
 ) -> None:
     """Write the report of a reproduction anew."""
     from largeprompt import paper
+    from largeprompt.lab import writable_folder
 
+    if folder.is_dir():
+        writable_folder(folder, "the folder", folders=("report",))
     with interrupts.raised():
         files = paper.write_report(folder)
     name_files(files)

@@ -1,10 +1,12 @@
 """A finished reproduction, read from its folder."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,15 @@ def _same_choice(folder: Path, name: str, choice: Any, run: dict[str, Any]) -> N
         raise ValueError(f"{folder / name} was made with other settings than run.json; `{command}` makes it anew")
 
 
+@contextlib.contextmanager
+def _naming(path: Path, command: str) -> Iterator[None]:
+    """A damaged file raises errors of many kinds, none of which says more than this."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{path} is damaged, or no NetCDF file; `{command}` makes it again") from error
+
+
 def _drawn(folder: Path, figure: AbstractFigure, run: dict[str, Any], ledger: dict[str, Any]) -> Drawn:
     command = shlex.join(["largeprompt", "figure", figure.key, *run["options"]])
     for form in FORMATS:
@@ -132,18 +143,19 @@ def _drawn(folder: Path, figure: AbstractFigure, run: dict[str, Any], ledger: di
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; `{command}` makes it")
     path = folder / "figures" / f"figure-{figure.key}.nc"
-    try:
-        data = xr.load_dataset(path, engine="scipy", decode_times=False)
-    except (OSError, ValueError, TypeError):
-        raise ValueError(f"{path} is not NetCDF; `{command}` makes it anew") from None
-    _same_choice(folder, f"figures/{path.name}", json.loads(data.attrs.get("choice", "null")), run)
+    with _naming(path, command):
+        data = xr.load_dataset(io.BytesIO(path.read_bytes()), engine="scipy", decode_times=False)
+        choice = json.loads(data.attrs.get("choice", "null"))
+    _same_choice(folder, f"figures/{path.name}", choice, run)
+    with _naming(path, command):
+        chart, told = figure.chart(data), figure.told(data)
     return Drawn(
         key=figure.key,
         name=figure.name,
         title=figure.title,
         look=figure.look,
-        chart=figure.chart(data),
-        told=figure.told(data),
+        chart=chart,
+        told=told,
         command=command,
         claims=[claim["key"] for claim in ledger["claims"] if figure.key in claim["figures"]],
     )
