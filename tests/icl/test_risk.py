@@ -123,13 +123,12 @@ def test_an_aligned_risk_is_a_two_dimensional_integral(L):
     np.testing.assert_allclose(risk(SOFTMAX(*aligned(A, r, task)), task, L).value, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("Sigma", "exact"), [((1.0, 1e-5), True), ((20.0, 1.0, 0.99, 0.98), False)])
-def test_an_anisotropic_form_is_averaged_over_nodes_of_its_narrow_directions_or_of_all(Sigma, exact):
-    """One narrow direction leaves the risk exact; three that are not that narrow ask for too many combinations."""
+@pytest.mark.parametrize("Sigma", [(1.0, 1e-5), (20.0, 1.0, 0.99, 0.98)])
+def test_the_risk_of_an_aligned_layer_is_exact_however_uneven_its_scores(Sigma):
     task, n, L = LinearRegression(np.diag(Sigma), 0.1, kms(len(Sigma))), 60_000, 9
     layer = SOFTMAX(*aligned(0.6 * np.eye(len(Sigma)), 1.3, task))
     found = risk(layer, task, L)
-    assert found.exact == exact
+    assert found.exact
     assert_risk_of(found, excess(SOFTMAX, layer.U, layer.V, task, L, n), task)
 
 
@@ -314,12 +313,27 @@ def test_sharp_scores_pick_one_token(P, size):
     assert_risk_of(found, np.concatenate(picked), KMS)
 
 
-def test_averages_over_narrow_directions_are_the_products_they_are():
-    """E e^{-ν} = ∏(1+2λ)^{-1/2}, and weighing by x_i² divides by 1 + 2λ_i; forms that span nine orders of magnitude."""
-    for form in ([0.5, 0.3, 1e-3, 2e-4, 1e-6], [0.5, 0.01, 1e-3, 0.0, 1e-9], [100.0, 3.0, 0.3, 1e-3]):
-        averages = quadratic_form_averages(np.array(form), lambda nu: np.exp(-nu)[None])
-        assert averages is not None
-        mean, squares = averages
-        expected = np.prod(1 + 2 * np.array(form)) ** -0.5
-        np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
-        np.testing.assert_allclose(squares[0], expected / (1 + 2 * np.array(form)), rtol=1e-12)
+FORMS: dict[str, list[float]] = {
+    "one direction": [0.5],
+    "nine orders of magnitude": [0.5, 0.3, 1e-3, 2e-4, 1e-9],
+    "some of width 0": [0.5, 0.01, 0.0, 0.0],
+    "wide": [1e6, 3.0, 0.3, 1e-6],
+    "narrow": [1e-7, 3e-9],
+    "many equal": [0.1] * 50,
+    "one above many": [1.0] + [0.01] * 300,
+    "many different": list(np.geomspace(1e-4, 1, 30)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_averages_over_a_quadratic_form_are_the_products_they_are(form):
+    """E e^{-aν} = ∏(1+2aλ)^{-1/2}, and weighing by x_i² divides by 1 + 2aλ_i."""
+    a, widths = np.array([0.1, 1.0])[:, None], np.array(form)
+    means, squares, fourths = quadratic_form_averages(widths, lambda nu: np.exp(-a * nu), fourths=True)
+    expected, divided = np.prod(1 + 2 * a * widths, axis=1) ** -0.5, 1 / (1 + 2 * a * widths)
+    np.testing.assert_allclose(means, expected, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(squares, expected[:, None] * divided, rtol=1e-9, atol=1e-13)
+    pairs = 1 + 2 * np.eye(len(form))
+    products = expected[:, None, None] * divided[:, :, None] * divided[:, None] * pairs
+    assert fourths is not None
+    np.testing.assert_allclose(fourths, products, rtol=1e-9, atol=1e-12)

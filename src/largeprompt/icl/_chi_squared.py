@@ -53,10 +53,10 @@ def quadratic_form_averages(
     products = np.zeros((len(values), len(ratios), len(ratios)))
     for share, resolvents in _steepest_descent(y**2, ratios, counts):
         weighted = values * share
-        means += weighted.sum(axis=1).real
-        squares += (weighted @ resolvents.T).real
+        means += np.real(weighted.sum(axis=1))
+        squares += np.real(weighted @ resolvents.T)
         if fourths:
-            products += ((weighted[:, None] * resolvents) @ resolvents.T).real
+            products += np.real((weighted[:, None] * resolvents) @ resolvents.T)
     return Averages(means, squares[:, which], products[:, which[:, None], which] * pairs if fourths else None)
 
 

@@ -19,6 +19,7 @@ from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
 from ._regression import LinearRegression
 
 _STATIONARY = 1e-6  # a slope at which the search ends, as a share of what is left to gain
+_WIDEST = 1e5  # a standard deviation of scores at which they pick one token
 _NEGLIGIBLE = 1e-14  # of the largest share of the risk: a direction that the search leaves out
 
 
@@ -122,14 +123,24 @@ class _Family(NamedTuple):
         return (np.diag(inner) @ self.groups) * np.exp(parameters)
 
     def starts(self, A: Matrix) -> list[Float[np.ndarray, " p"]]:
-        """Parameters of scores as uneven as those of A, more even, and more uneven."""
+        """Parameters of scores as uneven as those of A, more even, and more uneven; no direction is switched off."""
         inner = np.linalg.pinv(self.left) @ A @ np.linalg.pinv(self.right)
         if self.groups is not None:
             widths = np.diag(inner) @ self.groups / self.groups.sum(axis=0)
-            shapes = [np.log(widths / widths.max()) * power for power in (1.0, 0.0, 2.0)]
+            shapes = [np.log(_clipped(widths, power)) for power in (1.0, 0.0, 2.0)]
             return shapes if len(widths) > 1 else shapes[:1]
         left, widths, right = np.linalg.svd(inner)
-        return [((left * (widths / widths[0]) ** power) @ right).ravel() for power in (1.0, 0.3, 2.0)]
+        return [((left * _clipped(widths, power)) @ right).ravel() for power in (1.0, 0.3, 2.0)]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which every parameter is searched for."""
+        return (-_WIDEST, _WIDEST) if self.groups is None else (-math.log(_WIDEST), math.log(_WIDEST))
+
+
+def _clipped(widths: Float[np.ndarray, " g"], power: float) -> Float[np.ndarray, " g"]:
+    """Their power as a share of the largest: what starts too small is all but flat."""
+    return np.maximum(widths / widths.max(), 1e-12) ** power * 0.95 + 0.05
 
 
 def _family(task: LinearRegression) -> _Family:
@@ -169,8 +180,9 @@ def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix, ex
 
     # the risk of long prompts is flat in the scale of the scores, to order 1/L
     tolerance = _STATIONARY * min(1.0, max(excess / aligned.constant, 1e-6))
+    options = {"gtol": tolerance, "ftol": 1e-15, "maxcor": 20, "maxiter": 500}
     ends = [
-        minimize(objective, start, jac=True, method="BFGS", options={"gtol": tolerance})
+        minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[family.bounds] * len(start), options=options)
         for start in family.starts(limit)
     ]
     return family.matrix(min(ends, key=lambda end: end.fun).x)
