@@ -58,14 +58,14 @@ def test_deviations_and_constants_near_by_are_those_of_the_law_within_their_erro
 def test_the_error_of_a_deviation_contains_the_spread_over_stand_ins():
     """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would tell."""
     zero, values, errors = np.zeros(2), [], []
-    for seed in range(20):
+    for seed in range(12):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = deviation(SOFTMAX, normals(seed, 500), zero, 500, "output", jax.random.key(3), replicates=300)
+            found = deviation(SOFTMAX, normals(seed, 500), zero, 500, "output", jax.random.key(3), replicates=100)
         values.append(found.mean_square[0])
         errors.append(found.stderr[0])
     misses = np.abs(np.array(values) - 2 / 500) / np.array(errors)
-    assert np.mean(misses < 3) >= 0.85
+    assert np.mean(misses < 3) >= 0.8
 
 
 def test_resampling_changes_a_tilted_mean_by_its_error():
