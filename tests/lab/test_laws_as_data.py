@@ -244,12 +244,15 @@ WRONG_LAYERS = [
     ({"U": [[1, 0], [0, 1]]}, "layer.V is missing; layer has U"),
     ({"U": [[1]], "V": [[1, 0]]}, "layer.U has shape (1, 1); it must be (2, 2)"),
     ({"U": [[1, 0], [0, 1]], "V": [[1, 0, 0]]}, "layer.V has shape (1, 3); it must be (any, 2)"),
-    ({"U": [[1, 0], [0, 1]], "V": [[1, 0]], "scale": 2}, "layer.scale = 2 is not a setting; they are U, V, kind"),
+    (
+        {"U": [[1, 0], [0, 1]], "V": [[1, 0]], "scale": 2},
+        "layer.scale is 2; a layer given by U and V has none, U holds it",
+    ),
     ({"K": [[1, 0]], "Q": [[1, 0], [0, 1]], "V": [[1, 0]]}, "layer.Q has shape (2, 2); it must be (1, 2)"),
     ({"K": [[1, 0]], "Q": [[1, 0]], "V": [[1, 0]], "O": [[1, 1]]}, "layer.O has shape (1, 2); it must be (any, 1)"),
     ({"K": [[1, 0]], "Q": [[1, 0]], "V": [[1, 0]], "bias": 1}, "layer.bias = 1 is not a setting"),
     ({"file": "missing.npz"}, "missing.npz"),
-    ({"file": 3}, "layer.file is 3; it must be the name of an .npz file"),
+    ({"file": 3}, "layer.file is 3; it must be the name of an .npz or .npy file"),
 ]
 
 

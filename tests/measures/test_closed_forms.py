@@ -116,6 +116,7 @@ def test_the_error_of_a_sampled_law_covers_the_truth():
     np.testing.assert_allclose(known.effective_size(), 50_000, rtol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:[34]000 tokens stand in")
 def test_the_reported_error_of_a_sampled_law_is_the_spread_over_stand_ins():
     truth, theta = lp.Gaussian([0.0, 0.0], np.eye(2)), np.array([0.9, 0.3])
 

@@ -200,7 +200,8 @@ def _of_layer(layer, mu, nu, Ls, names, key, replicates, queries, query_in_promp
     reduced = GaussianPrompts.of(heads[0], mu) if sampler == "auto" and queries is None and len(heads) == 1 else None
     draws = query_draws(heads, mu, nu, widen)
     curves, methods = [], set()
-    errors, doubts = np.zeros((len(known), len(Ls))), [None] * len(Ls)
+    errors = np.zeros((len(known), len(Ls)))
+    doubts: list[Worth | None] = [None] * len(Ls)
     for i, L in enumerate(Ls):
         at_length = jax.random.fold_in(key, L)
         if reduced is not None and reduced.serves(L, reader.slopes):
@@ -251,7 +252,7 @@ class _Prompts(NamedTuple):
     keys: Any
     L: int
     chunk: int
-    count: int
+    queries: int
     batch: int
 
     @classmethod
@@ -268,7 +269,7 @@ class _Prompts(NamedTuple):
         """The squares of each form, prompts in rows, and the queries' weights; `mu` may be another law."""
         parts = []
         for i in range(0, replicates, self.batch):  # whole batches, the last one cut: one shape is compiled
-            options = (jnp.asarray(self.L), self.chunk, self.count, query_in_prompt)
+            options = (jnp.asarray(self.L), self.chunk, self.queries, query_in_prompt)
             keys = self.keys[i : i + self.batch]
             values, weights = squares(self.reader, mu, self.draws, self.fixed, self.known, keys, *options)
             parts.append([np.asarray(part, float) for part in (*values, weights)])
@@ -296,7 +297,7 @@ class _Prompts(NamedTuple):
     def _query(self, prompt: int, i: int) -> np.ndarray:
         if self.fixed is not None:
             return np.asarray(self.fixed[i], float)
-        return np.asarray(self.draws.draw(jax.random.split(self.keys[prompt])[0], self.count)[0][i], float)
+        return np.asarray(self.draws.draw(jax.random.split(self.keys[prompt])[0], self.queries)[0][i], float)
 
 
 def summary(

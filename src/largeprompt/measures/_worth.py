@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 _FEWEST = 30.0  # tokens that carry an average
 _FEWEST_FOR_ERROR = 10.0  # tokens that carry its standard error
-_HEAVIEST = 0.4  # index of the weights' tail: from ½ on the error of an average has no variance
+_HEAVIEST = 0.5  # index of the weights' tail: beyond, the error of an average has no variance
 
 _EVEN = 0.4  # effective tokens among all from which the weights' tail carries little, whatever its shape
 
