@@ -121,7 +121,7 @@ def test_other_layers_refuse_such_a_prompt_in_one_line():
             return super().reading(mu, u) / 2
 
     message = r"^L is 1e\+12; a prompt of that many tokens takes 9.6e\+04 GB, and this machine has .* GB; use L = inf"
-    for layer in (*pair()[:1], Halved(np.eye(3), np.ones((1, 3)))):
+    for layer in (*pair()[:1], Halved(jnp.eye(3), jnp.ones((1, 3)))):
         with pytest.raises(ValueError, match=message):
             ReferenceTrainer(Training(KMS, 10**12), (layer,))
     heads = lp.MultiHead([lp.Head(np.eye(3), np.eye(3), np.ones((1, 3)))] * 2)

@@ -297,14 +297,14 @@ def test_wrong_input_is_named(call, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", ["isotropic", "kms", "singular Sigma", "singular Omega", "two targets", "other queries"]
+)
 def test_a_prompt_of_any_length_has_a_risk_that_goes_on_from_shorter_ones(name):
     task = TASKS[name]
     floor = float(bayes_risk(task, math.inf).value)
     excess = [float(bayes_risk(task, L).value) - floor for L in (10**12, 10**13, 10**23, 10**100, 1e300)]
     assert all(math.isfinite(value) and value >= -1e-15 for value in excess)
     problem = _bayes._reduced(task)
-    if len(problem.Lambda):
-        K = np.diag(problem.K) * problem.D
-        exact = resolvent_trace(K, problem.D, 10**13)
-        assert _bayes._learned_exactly(problem, 10**13) == pytest.approx(exact, rel=1e-11, abs=1e-25)
+    exact = resolvent_trace(np.diag(problem.K) * problem.D, problem.D, 10**13)
+    assert _bayes._learned_exactly(problem, 10**13) == pytest.approx(exact, rel=1e-11)
