@@ -1,7 +1,6 @@
 """Prompts as layers read them: token by token, or a long one that only linear attention reads by its second moment."""
 
 import math
-import os
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from largeprompt._memory import machine_memory
 from largeprompt.attention import AbstractLayer, kind_of, known_heads
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
@@ -36,7 +36,7 @@ def held_tokens(layers: Sequence[AbstractLayer], task: AbstractTask, L: int | fl
 
 def refuse_beyond_memory(tokens: int, dim: int) -> None:
     """Raise where a prompt of so many tokens does not fit the memory of this machine."""
-    needed, there = _COPIES * tokens * dim * jnp.zeros(()).dtype.itemsize, _memory()
+    needed, there = _COPIES * tokens * dim * jnp.zeros(()).dtype.itemsize, machine_memory()
     if needed > there:
         raise ValueError(
             f"L is {tokens:.4g}; a prompt of that many tokens takes {needed / 1e9:.3g} GB, and this machine has "
@@ -73,11 +73,3 @@ def _with_second_moment(mu: Gaussian, key: PRNGKeyArray, L: int | float) -> Empi
     centre = mu.m + C @ jax.random.normal(of_mean, (n,), dtype) / math.sqrt(L)
     atoms = jnp.concatenate([centre[None], (C @ T).T / math.sqrt(L)])
     return Empirical(math.sqrt(n + 1) * atoms)
-
-
-def _memory() -> float:
-    """The bytes of this machine's memory, infinite where the system does not say."""
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return math.inf

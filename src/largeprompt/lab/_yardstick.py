@@ -80,7 +80,7 @@ class Yardstick(NamedTuple):
 def yardstick(run: Run, member: str, one_head: float | None = None) -> Yardstick:
     """What is known of the least risk of layers of the run's shape; `one_head` is that of one wide head, if at hand."""
     what = {name: getattr(run, name) for name in ("L", "d", "sigma", "noise", "omega", "query_sigma")}
-    width = run.dim if run.parameters == "UV" else run.head_dim
+    width = run.dim if run.parameters == "UV" or run.head_dim is None else run.head_dim
     with _searching:
         return _yardstick(Run(**what), member, run.heads, width, one_head)
 
