@@ -14,7 +14,7 @@ from largeprompt.attention import AbstractLayer, WeightMoments, kind_of
 
 from ._aligned_risk import METHOD, aligned_risk
 from ._estimate import Estimate, Gradient, norm
-from ._nodes import REPLICATES, power_of_two, regression_nodes
+from ._nodes import LONG, REPLICATES, power_of_two, regression_nodes
 from ._prompt import refuse_beyond_memory
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
@@ -115,7 +115,8 @@ def risk_function(
             return ClosedForm(task, checks.real_length(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // REPLICATES)
-            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
+            wide = not aligned and L >= LONG
+            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned, wide=wide)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
     function = OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
     refuse_beyond_memory(function.tokens(layer), task.dim)

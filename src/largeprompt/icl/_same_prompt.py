@@ -11,6 +11,8 @@ $$E\,T\cdot T' = (1-Q)\Big[b\cdot b' + \frac{p\cdot c + q\,\mathrm{tr}\,V\Gamma 
 The mean squares are those of the two risks.
 """
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from largeprompt.attention import AbstractLayer, WeightMoments, linear_form, sof
 
 from ._closed_forms import Blocks, blocks
 from ._estimate import Estimate
-from ._nodes import REPLICATES, Nodes, power_of_two, regression_nodes
+from ._nodes import LONG, REPLICATES, Nodes, power_of_two, regression_nodes
 from ._optima import as_regression
 from ._regression import LinearRegression
 from ._task import as_predictor
@@ -44,9 +46,12 @@ def same_prompt_gap(
     stream = checks.key_or_default(key)
     n = max(2, checks.count("draws", draws, at_least=2) // REPLICATES)
     curved, straight = softmax_form(as_predictor(softmax, task)), linear_form(as_predictor(linear, task))
-    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
+    soft, lin = blocks(curved, task), blocks(straight, task)
+    # attention to labels makes ν quartic in (W, x)
+    wide = LONG <= L < math.inf and (checks.is_traced(soft.C) or bool(jnp.any(soft.C != 0)))
+    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES, wide=wide)
     length = checks.real_length(L, task.Sigma.dtype)
-    means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
+    means = mean_gaps(soft, lin, task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
     error = means.std(ddof=1) / jnp.sqrt(means.size)
     return Estimate(means.mean(), error, "exact over prompts, quasi-Monte Carlo over (W, x)")
