@@ -264,7 +264,7 @@ def test_a_length_that_no_engine_can_read_is_one_line_before_anything_is_written
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("L", ["1e12", "100000000000000000000000"])
+@pytest.mark.parametrize("L", ["100000000000000000000000"])
 def test_linear_attention_is_trained_recorded_and_told_at_any_length(command, L):
     options = ("train", *QUICK[2:], "--L", L, "--attention", "linear", "--json")
     code, out, err = command(*options)

@@ -17,7 +17,7 @@ from largeprompt._device import Device
 from largeprompt.dynamics import Training
 from largeprompt.engine import _gpu
 from largeprompt.engine._gpu_kinds import MOST_PARTS, Heads, Kind
-from largeprompt.icl import LinearRegression, RegressionOn, kms
+from largeprompt.icl import LinearRegression, RegressionOn, _prompt, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
 TWO_TARGETS = LinearRegression(kms(2, 0.5), 0.1, targets=2)
@@ -62,7 +62,8 @@ def test_the_fused_engine_is_chosen_where_it_applies():
         assert engine.trainer_for(Training(KMS, L), (LINEAR,)).name == "fused"
 
 
-def test_prompts_of_softmax_attention_that_no_engine_can_read_are_refused_before_anything_is_drawn():
+def test_prompts_of_softmax_attention_that_no_engine_can_read_are_refused_before_anything_is_drawn(monkeypatch):
+    monkeypatch.setattr(_prompt, "_memory", lambda: 16e9)
     heads = [lp.Head(np.eye(3), np.eye(3), np.ones((1, 3))) for _ in range(8)]
     for L, layers in ((10**12, (SOFTMAX,)), (10**23, (SOFTMAX, LINEAR)), (2**31, (lp.MultiHead(heads),))):
         for name in ("auto", "reference"):
