@@ -18,7 +18,7 @@ from ._expansion import rate
 from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
 from ._regression import LinearRegression
 
-_STATIONARY = 1e-6  # a slope at which the search ends, as a share of what is left to gain
+_STATIONARY = 1e-6  # a slope at which the search ends, as a share of what is gained over predicting 0
 _WIDEST = 1e5  # a standard deviation of scores at which they pick one token
 _NEGLIGIBLE = 1e-14  # of the largest share of the risk: a direction that the search leaves out
 
@@ -37,8 +37,8 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     The risk is a one-dimensional quadrature with an exact gradient, minimised over A from several starts; where
     $\Sigma$, $\Omega$ and $\Sigma_q$ commute, over A diagonal in their basis. Layers with $P$ or $C$ cannot do better
     at `L = 1` and at `L = inf`; in between that is not proved, but no search over all (U, V) has found one that does.
-    As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser
-    of the 1/L constant: at `L = inf` the layer is that limit.
+    As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at
+    `L = inf` the layer is that limit.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     scale, constant = _limit_scale(task)
@@ -170,19 +170,23 @@ def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix, ex
     if not np.any(limit) or aligned.coefficients(limit).linear == 0:  # nothing to learn, or one token to learn from
         return limit
     family = _family(task)
+    starts = family.starts(limit)
+    quadratic, linear, _ = aligned.coefficients(family.matrix(starts[0]))
+    unit = linear**2 / (
+        4 * quadratic
+    )  # what r gains at best: quadratic r² − linear r is least at −linear²/(4 quadratic)
 
     def objective(parameters) -> tuple[float, Float[np.ndarray, " p"]]:
-        # with the best r: quadratic r² − linear r is least at −linear²/(4 quadratic)
-        (quadratic, linear, constant), slopes = aligned.with_slopes(family.matrix(parameters))
-        r, share = linear / (2 * quadratic), task.targets / constant
+        (quadratic, linear, _), slopes = aligned.with_slopes(family.matrix(parameters))
+        r = linear / (2 * quadratic)
         slope = r**2 * slopes.quadratic - r * slopes.linear
-        return -share * r * linear / 2, share * family.slope(parameters, slope)
+        return -r * linear / (2 * unit), family.slope(parameters, slope) / unit
 
     # the risk of long prompts is flat in the scale of the scores, to order 1/L
-    tolerance = _STATIONARY * min(1.0, max(excess / aligned.constant, 1e-6))
+    tolerance = _STATIONARY * min(1.0, max(excess / (task.targets * unit), 1e-6))
     options = {"gtol": tolerance, "ftol": 1e-15, "maxcor": 20, "maxiter": 500}
     ends = [
         minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[family.bounds] * len(start), options=options)
-        for start in family.starts(limit)
+        for start in starts
     ]
     return family.matrix(min(ends, key=lambda end: end.fun).x)
