@@ -54,7 +54,7 @@ class FinalRisk(AbstractFigure):
                 centre, low, high = over_seeds(good[some].T)
                 label = f"{member}, converged (range over seeds)"
                 series.append(Series(label, L[some], centre, "measured", hue, low, high, line=False, mark=mark))
-            for end, sign in (("trapped", "x"), ("unfinished", "^"), ("diverged", "v")):
+            for end, sign in (("trapped", "x"), ("settled", "s"), ("unfinished", "^"), ("diverged", "v")):
                 at, seed = np.nonzero((here.verdict == end).values & np.isfinite(here.risk.values))
                 if len(at):
                     risk = here.risk.values[at, seed]

@@ -94,8 +94,9 @@ class Courses(AbstractFigure):
 
 
 def _ends(here: xr.Dataset) -> list[str]:
-    short = {"converged": "", "trapped": " trapped", "unfinished": " unfinished", "diverged": " diverged"}
-    return [f"{float(r[-1]):.5f}{short.get(str(v), '')}" for r, v in zip(here.risk, here.verdict.values, strict=True)]
+    """The last risk of each run, and how it ended where it did not converge."""
+    ends = ["" if verdict == "converged" else f" {verdict}" for verdict in here.verdict.values]
+    return [f"{float(risk[-1]):.5f}{end}".rstrip() for risk, end in zip(here.risk, ends, strict=True)]
 
 
 def _flows(settings: Settings, covariance: str) -> dict[tuple[str, int, int], Flow]:
