@@ -269,7 +269,7 @@ CLAIMS = (
         "Appendix A.2",
         "Softmax attention trains more stably than linear attention, which fails from some random starts.",
         "Share of runs trapped or diverged, linear minus softmax from the same starts on the same tokens, mean over "
-        "all runs. The error is over seeds, and that which it would have if both were alike; pairs that are unfinished or "
+        "all runs. The error is over seeds, and that which it would have if both were alike; pairs unfinished or "
         "settled count as alike, and widen it.",
         needs_of("2", "6"),
         _c11,
