@@ -22,6 +22,13 @@ from largeprompt.icl import (
     risk,
 )
 
+
+def flat(seed: int, rank: int) -> np.ndarray:
+    """A singular covariance in directions of its own, with no slow ones among those that it has."""
+    basis, _ = np.linalg.qr(catalogue.matrix(seed, 3, rank))
+    return basis @ basis.T
+
+
 SINGULAR = catalogue.covariance(1, 3, rank=2)
 TASKS = {
     "isotropic": LinearRegression(identity(3)),
@@ -33,14 +40,10 @@ TASKS = {
     "two targets": LinearRegression(kms(3, 0.2), noise=0.1, targets=2),
     "singular": LinearRegression(SINGULAR),
     "singular, noisy": LinearRegression(SINGULAR, noise=0.3),
-    "singular queries": LinearRegression(kms(3, 0.3), query_Sigma=catalogue.covariance(4, 3, rank=2)),
+    "singular queries": LinearRegression(kms(3, 0.3), query_Sigma=flat(4, 2)),
     "singular, general tasks": LinearRegression(SINGULAR, 0.1, catalogue.covariance(0, 3) + 0.3 * np.eye(3)),
-    "all singular": LinearRegression(
-        SINGULAR, 0.2, catalogue.covariance(6, 3, rank=2), catalogue.covariance(7, 3, rank=2)
-    ),
-    "two targets, singular tasks and queries": LinearRegression(
-        kms(3, 0.2), 0.0, catalogue.covariance(6, 3, rank=1), catalogue.covariance(7, 3, rank=2), targets=2
-    ),
+    "all singular": LinearRegression(flat(5, 2), 0.2, flat(6, 2), flat(7, 2)),
+    "two targets, singular tasks and queries": LinearRegression(kms(3, 0.2), 0.0, flat(6, 1), flat(7, 2), targets=2),
 }
 THETA = catalogue.matrix(3, 3, 3)
 THETA = THETA / math.sqrt(np.linalg.norm(THETA @ THETA.T))
@@ -125,13 +128,12 @@ def test_a_start_with_a_larger_A_keeps_the_sign_of_r_where_covariances_commute()
 
 
 def test_a_start_whose_r_may_turn_is_refused():
-    """Here it does: tr A ΣΩΣ_q < 0, and r ends above 0."""
-    a, b, c = (np.array([math.cos(t), math.sin(t)]) for t in (0.0, 1.0, 2.0))
-    narrow = [np.outer(n, n) + 0.01 * np.eye(2) for n in (a, b, c)]
-    task = LinearRegression(narrow[0], 0.0, narrow[1], narrow[2])
-    start = start_from(-2 * np.outer(a + c, a + c), -0.05, task)
-    flow = gradient_flow(start, task, math.inf, [30.0])
-    assert float(flow.last.V[0, -1]) > 0
+    """Here it does: tr AΣΩΣ_q < 0, and r ends below 0."""
+    narrow = [np.outer(n, n) for n in np.array([[math.cos(t), math.sin(t)] for t in (0.2, 1.6, 1.9, 2.6)])]
+    Sigma, Omega, query_Sigma = (M + 0.05 * np.eye(2) for M in narrow[:3])
+    task = LinearRegression(Sigma, 0.0, Omega, query_Sigma)
+    start = start_from(1.3 * narrow[3], 0.2, task)
+    assert float(gradient_flow(start, task, math.inf, [200.0]).last.V[0, -1]) < -0.1
     with pytest.raises(ValueError, match="where r may change its sign; the limit is not known"):
         flow_limit(task, start)
 

