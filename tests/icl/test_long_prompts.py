@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import largeprompt as lp
+from largeprompt.attention import WeightMoments
 from largeprompt.dynamics import flow_limit, gradient_flow, structured_start
 from largeprompt.icl import (
     LinearRegression,
@@ -74,17 +75,39 @@ def test_the_best_softmax_layer_has_its_limit_at_long_lengths():
     assert float(optimal_softmax(task, 10**23).risk.value) == pytest.approx(0.05, rel=1e-12)
 
 
-@pytest.mark.parametrize(("x64", "size"), [(True, 1e150), (False, 1e15)], ids=["float64", "float32"])
-def test_a_large_risk_has_a_finite_standard_error(x64, size):
+def gap_of_one_covariate(layer: lp.SoftmaxAttention, L: int, draws: int) -> tuple[float, float]:
+    """R_L − R_∞ of (2.21) for Σ = Ω = 1 without noise, over queries and coefficients drawn 1.8 times as wide."""
+    x, w = wide = 1.8 * np.random.default_rng(0).normal(size=(2, draws))
+    weights = 1.8**2 * np.exp(-(1 - 1.8**-2) * np.sum(wide**2, axis=0) / 2)
+    u, v = np.asarray(layer.U[:, 0])[:, None] * x, np.asarray(layer.V[0])
+    score, value = u[0] + w * u[1], v[0] + w * v[1]  # Γ is the square of (1, w)
+    Q, _, _, lost = (np.asarray(part) for part in WeightMoments(L).shares(score**2))
+    b = score * value
+    gap = weights * (value**2 * Q - b**2 * lost + 2 * b * w * x * Q) / 2
+    return gap.mean(), gap.std() / math.sqrt(draws)
+
+
+@pytest.mark.parametrize("L", [10**12, 10**25])
+def test_rare_queries_make_the_risk_of_long_prompts(L):
+    """Plain nodes see none of them, and their standard error is then far too small."""
+    task = LinearRegression([[1.0]])
+    layer = lp.SoftmaxAttention([[0.5, 0.0], [0.7, 0.0]], [[0.3, 0.9]])
+    found, limit = risk(layer, task, L, rtol=1.0), float(risk(layer, task, math.inf).value)
+    gap, error = gap_of_one_covariate(layer, L, 10**6)
+    assert gap < -20 * error
+    assert abs(float(found.value) - limit - gap) < 5 * math.hypot(float(found.stderr), error)
+    assert 0 < float(found.stderr) < 0.5 * abs(gap)
+
+
+@pytest.mark.parametrize(("x64", "size", "L"), [(True, 1e150, 10**25), (False, 1e15, 10)], ids=["float64", "float32"])
+def test_a_large_risk_has_a_finite_standard_error(x64, size, L):
     with jax.enable_x64(x64):
         task = LinearRegression(np.eye(2), 0.1)
         layer = lp.SoftmaxAttention(np.arange(9).reshape(3, 3) / 20, np.array([[0.2, -0.1, 0.5]]))
-        plain = risk(layer, task, 10**25, rtol=1.0)
-        large = risk(lp.SoftmaxAttention(layer.U, size * layer.V), task, 10**25, rtol=1.0)
-        assert 0.1 * size**2 < float(large.value) < 10 * size**2
+        large = risk(lp.SoftmaxAttention(layer.U, size * layer.V), task, L, rtol=1.0)
+        assert 0.01 * size**2 < float(large.value) < 10 * size**2
         assert math.isfinite(float(large.stderr))
         assert float(large.stderr) < 0.1 * float(large.value)
-        assert math.isfinite(float(plain.stderr))
 
 
 LAYER = lp.SoftmaxAttention(np.eye(3), np.ones((1, 3)))

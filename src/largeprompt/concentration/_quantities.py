@@ -112,6 +112,7 @@ def lengths(Ls: Any) -> tuple[int, ...]:
             found.append(checks.count("L", L))
         except ValueError:
             raise ValueError(f"Ls has {L!r}; prompt lengths are finite whole numbers of at least 1") from None
+        checks.prompt_length(found[-1])
     if not found:
         raise ValueError("Ls is empty; it must be prompt lengths, at least one")
     return tuple(found)

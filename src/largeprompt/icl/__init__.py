@@ -19,7 +19,7 @@ from ._expansion import risk_expansion as risk_expansion
 from ._expansion import risk_rate as risk_rate
 from ._gaps import initial_gaps as initial_gaps
 from ._gaps import squared_mean as squared_mean
-from ._gaps import widened as widened
+from ._nodes import widened as widened
 from ._optima import Optimum as Optimum
 from ._optima import aligned_blocks as aligned_blocks
 from ._optima import as_regression as as_regression

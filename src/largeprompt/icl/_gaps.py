@@ -19,24 +19,12 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments,
 
 from ._closed_forms import blocks, gaussian_risk
 from ._estimate import Estimate
-from ._nodes import REPLICATES, Nodes, gaussian_nodes, placed, power_of_two
+from ._nodes import REPLICATES, Nodes, gaussian_nodes, placed, power_of_two, widened
 from ._optima import as_regression
 from ._regression import LinearRegression
 from ._same_prompt import mean_gaps
 from ._softmax_risk import exact_part, softmax_risk
 from ._task import as_predictor
-
-_WIDER = 2.2  # κ² = 1 + 2.2/√n: the mean square of the weights is then about 2.5, whatever n
-
-
-def widened(
-    normal: Float[np.ndarray, "*b n"],
-) -> tuple[Float[np.ndarray, "*b n"], Float[np.ndarray, "*b"]]:
-    """Standard normal numbers made wider, and the weights of mean 1 that make up for it."""
-    n = normal.shape[-1]
-    square = 1 + _WIDER / math.sqrt(n)
-    log_weights = n * math.log(square) / 2 - (square - 1) * np.sum(normal**2, axis=-1) / 2
-    return math.sqrt(square) * normal, np.exp(log_weights)
 
 
 def squared_mean(rows: Numbers) -> tuple[float, float]:

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -13,6 +14,8 @@ from largeprompt._checks import is_traced
 from ._regression import LinearRegression, root
 
 REPLICATES = 16  # enough for a standard error good to a fifth
+LONG = 10**5  # from this length on what is left beside R_∞ is made by queries too rare for plain nodes
+_WIDER = 2.2  # κ² = 1 + 2.2/√n: the mean square of the weights is then about 2.5, whatever n
 
 
 def power_of_two(n: int) -> int:
@@ -34,6 +37,16 @@ def gaussian_nodes(
     return ndtri(np.stack(points) * (1 - 2.0**-52) + 2.0**-53)
 
 
+def widened(
+    normal: Float[np.ndarray, "*b n"],
+) -> tuple[Float[np.ndarray, "*b n"], Float[np.ndarray, "*b"]]:
+    """Standard normal numbers made wider, and the weights of mean 1 that make up for it."""
+    n = normal.shape[-1]
+    square = 1 + _WIDER / math.sqrt(n)
+    log_weights = n * math.log(square) / 2 - (square - 1) * np.sum(normal**2, axis=-1) / 2
+    return math.sqrt(square) * normal, np.exp(log_weights)
+
+
 class Nodes(eqx.Module):
     r"""Queries and coefficients of a regression over which a risk is averaged, in independent replicates.
 
@@ -46,9 +59,11 @@ class Nodes(eqx.Module):
     WS: Float[Array, "*r k d n"]
     N: Float[Array, "*r k k n"]
     replicates: int = eqx.field(static=True)
+    weights: Float[Array, "*r n"] | None = None
 
     def means(self, values: Float[Array, " n"]) -> Float[Array, " r"]:
-        """The mean over each replicate."""
+        """The mean over each replicate, importance-weighted where there are weights."""
+        values = values if self.weights is None else self.weights * values
         return values.reshape(self.replicates, -1).mean(axis=1)
 
     def split(self) -> "Nodes":
@@ -58,7 +73,8 @@ class Nodes(eqx.Module):
         def apart(leaf):
             return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], self.replicates, n), -2, 0)
 
-        return Nodes(apart(self.x), apart(self.W), apart(self.WS), apart(self.N), 1)
+        weights = None if self.weights is None else apart(self.weights)
+        return Nodes(apart(self.x), apart(self.W), apart(self.WS), apart(self.N), 1, weights)
 
     def pieces(self, n: int) -> "Iterator[Nodes]":
         """Parts of every replicate, `n` nodes in each piece where there are as many."""
@@ -76,16 +92,29 @@ def _piece(nodes: Nodes, count: int, i: Int[Array, ""]) -> Nodes:
             *leaf.shape[:-1], n // count
         )
 
-    return Nodes(part(nodes.x), part(nodes.W), part(nodes.WS), part(nodes.N), r)
+    return jax.tree.map(part, nodes)
 
 
 def regression_nodes(
-    key: PRNGKeyArray, task: LinearRegression, n: int, replicates: int, *, of_query_only: bool = False
+    key: PRNGKeyArray,
+    task: LinearRegression,
+    n: int,
+    replicates: int,
+    *,
+    of_query_only: bool = False,
+    wide: bool = False,
 ) -> Nodes:
-    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate."""
+    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate.
+
+    From a `wide` law, with importance weights, rare queries are among them.
+    """
     d, k = task.d, 0 if of_query_only else task.targets
-    normal = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d).T
-    return placed(jnp.asarray(np.ascontiguousarray(normal), task.Sigma.dtype), task, k, replicates)
+    normal, weights = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d), None
+    if wide:
+        normal, weights = widened(normal)
+        weights = jnp.asarray(weights, task.Sigma.dtype)
+    nodes = placed(jnp.asarray(np.ascontiguousarray(normal.T), task.Sigma.dtype), task, k, replicates)
+    return eqx.tree_at(lambda nodes: nodes.weights, nodes, weights, is_leaf=lambda leaf: leaf is None)
 
 
 @eqx.filter_jit

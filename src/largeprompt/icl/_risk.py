@@ -14,7 +14,7 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments
 
 from ._aligned_risk import aligned_risk
 from ._estimate import Estimate, Gradient, norm
-from ._nodes import REPLICATES, power_of_two, regression_nodes
+from ._nodes import LONG, REPLICATES, power_of_two, regression_nodes
 from ._regression import LinearRegression
 from ._risk_functions import AbstractRisk, ClosedForm, OverInstances, OverNodes, gaussian_form, is_aligned
 from ._task import AbstractTask, as_predictor, as_task
@@ -116,7 +116,7 @@ def risk_function(
             return ClosedForm(task, checks.real_length(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // REPLICATES)
-            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned)
+            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned, wide=L >= LONG)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
     _refuse_prompts_too_long(task, L)
     return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)

@@ -21,7 +21,7 @@ from largeprompt.attention import AbstractLayer, LinearAttention, WeightMoments,
 
 from ._closed_forms import Blocks, blocks
 from ._estimate import Estimate
-from ._nodes import REPLICATES, Nodes, power_of_two, regression_nodes
+from ._nodes import LONG, REPLICATES, Nodes, power_of_two, regression_nodes
 from ._optima import as_regression
 from ._regression import LinearRegression
 from ._task import as_predictor
@@ -46,7 +46,7 @@ def same_prompt_gap(
     curved, straight = softmax_form(as_predictor(softmax, task)), merged_form(as_predictor(linear, task))
     if not isinstance(straight, LinearAttention):
         raise ValueError("linear is softmax attention; it must be linear attention")
-    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES)
+    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES, wide=L >= LONG)
     length = checks.real_length(L, task.Sigma.dtype)
     means = mean_gaps(blocks(curved, task), blocks(straight, task), task, WeightMoments(L), length, nodes)
     checks.result("the gap", means)
