@@ -14,7 +14,7 @@ from largeprompt._checks import is_traced
 from ._regression import LinearRegression, root
 
 REPLICATES = 16  # enough for a standard error good to a fifth
-LONG = 10**5  # from this length on what is left beside R_∞ is made by queries too rare for plain nodes
+LONG = 10**5  # from here on, with attention to labels, queries too rare for plain nodes make what is left beside R_∞
 _WIDER = 2.2  # κ² = 1 + 2.2/√n: the mean square of the weights is then about 2.5, whatever n
 
 

@@ -116,7 +116,8 @@ def risk_function(
             return ClosedForm(task, checks.real_length(L, dtype), normaliser, aligned)
         if not query_in_prompt:
             n = max(2, draws // REPLICATES)
-            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned, wide=L >= LONG)
+            wide = not aligned and L >= LONG
+            nodes = regression_nodes(generator, task, n, REPLICATES, of_query_only=aligned, wide=wide)
             return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), aligned), layer)
     _refuse_prompts_too_long(task, L)
     return OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt)
