@@ -15,8 +15,8 @@ import wadler_lindig as wl
 from ._checks import is_traced
 
 if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
+    from xarray import Dataset as Dataset
 
 _WIDTH = 100  # letters of a line
 _ROW, _ENTRIES = 12, 100  # an array with longer rows or more entries is summarised
@@ -38,7 +38,7 @@ class AbstractTable(AbstractShown):
     """A result with one row for each prompt length or time: it prints as a table, and plots."""
 
     @abc.abstractmethod
-    def to_dataset(self) -> "xr.Dataset":
+    def to_dataset(self) -> "Dataset":
         """The result as an xarray dataset; what has no row is in its attributes."""
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class AbstractTable(AbstractShown):
         return f"{type(self).__name__} ({facts})", list(columns), rows
 
 
-def dataset(along: str, at: Any, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> "xr.Dataset":
+def dataset(along: str, at: Any, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> "Dataset":
     """A dataset of arrays along one dimension; a variable may be given as (second dimension, array), or be None."""
     import xarray as xr  # a second of imports that only a reader of results needs
 

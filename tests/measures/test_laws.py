@@ -74,6 +74,7 @@ def test_samples_have_the_mean_and_covariance(mu, size):
     assert_mean_is(products, tilted.cov(), own)
 
 
+@pytest.mark.filterwarnings("ignore:.* tokens stand in for a law known by its sampler")
 @each_measure
 def test_the_subgaussian_bound_holds(mu):
     lengths = np.array([1e-3, 0.3, 1.0, 5.0, 50.0])

@@ -27,8 +27,7 @@ from ._reliability import interval, reliability
 from ._stand_in import FewTokensWarning, Worth, changes, chosen_queries, doubt_at, sampled_parts
 
 if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
+    from largeprompt._display import Axes, Dataset
 
 LEVELS = (0.05, 0.5, 0.95)
 _QUERIES = 8  # a prompt, where drawing the prompt is the larger cost
@@ -70,7 +69,7 @@ class Deviation(AbstractTable):
         keep = (at_least <= self.L) & self.trusted
         return fit_power_law(self.L[keep], self.mean_square[keep], self.stderr[keep])
 
-    def to_dataset(self) -> "xr.Dataset":
+    def to_dataset(self) -> "Dataset":
         names = ("mean_square", "stderr", "low", "high", "gap", "gap_stderr", "effective", "tail", "needed", "trusted")
         return dataset(
             "L",

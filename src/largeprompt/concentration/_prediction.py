@@ -24,8 +24,7 @@ from ._spectrum import spectrum
 from ._stand_in import FewTokensWarning, changes, chosen_queries, doubt_at, sampled_parts
 
 if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
+    from largeprompt._display import Axes, Dataset
 
 _CLOSE = 0.1  # of c/L, where it begins to serve
 _SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
@@ -53,7 +52,7 @@ class Prediction(AbstractTable):
     exact: bool = eqx.field(static=True)
     gap: Float[np.ndarray, " k"] | None = None
 
-    def to_dataset(self) -> "xr.Dataset":
+    def to_dataset(self) -> "Dataset":
         return dataset(
             "L",
             self.L,

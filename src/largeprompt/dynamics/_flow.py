@@ -18,8 +18,7 @@ from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
 
 if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
+    from largeprompt._display import Axes, Dataset
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
 _WORSE = 2.0  # times the error without control variate: from there on it does harm
@@ -68,7 +67,7 @@ class Trajectory(AbstractTable, Generic[Layer]):
         interpolation, static, settled = self._dense
         return eqx.combine(interpolation.evaluate(min(t, settled)), static)
 
-    def to_dataset(self) -> "xr.Dataset":
+    def to_dataset(self) -> "Dataset":
         names = ("risk", "risk_stderr", "gradient_norm", "gradient_stderr")
         # ‖U‖² − ‖V‖² is no name that every file format can keep
         conserved = {f"conserved_{i}": value for i, value in enumerate(self.conserved.values())}

@@ -16,8 +16,7 @@ from largeprompt.icl import AbstractTask, norm
 from ._flow import Trajectory, gradient_flow, increasing_times
 
 if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
+    from largeprompt._display import Axes, Dataset
 
 
 class Ladder(AbstractTable):
@@ -39,7 +38,7 @@ class Ladder(AbstractTable):
         """Final risk of each finite flow above that of the infinite one."""
         return self.risk[:, -1] - self.infinite.risk[-1]
 
-    def to_dataset(self) -> "xr.Dataset":
+    def to_dataset(self) -> "Dataset":
         names = ("distance", "risk", "risk_stderr")
         last = {f"last_{name}": getattr(self, name)[:, -1] for name in names}
         along = {name: ("time", getattr(self, name)) for name in names}
