@@ -16,8 +16,8 @@ from jaxtyping import Complex, Float, Int
 
 Function = Callable[[Float[np.ndarray, " m"]], Float[np.ndarray, "f m"]]
 
-_PATH_NODES, _PATH_END = 26, 6.1  # e^{-6.1²} is rounding
-_PANEL_NODES = 20
+_PATH_NODES, _PATH_END = 24, 6.1  # e^{-6.1²} is rounding
+_PANEL_NODES = 16
 _NARROWEST = 1e-13  # of the widest direction, or of what functions change over: a form that they do not see
 _EXTRA = 4  # directions as wide as the widest, added for the path alone: it then suits the weights x_i² x_j² too
 

@@ -34,7 +34,7 @@ class SoftmaxOptimum(AbstractShown):
 def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     r"""The softmax layer of least risk with $P = C = 0$ at length `L`, where $R = rI$ is best.
 
-    The risk is a one-dimensional quadrature with an exact gradient, minimised over A from several starts; where
+    The risk is a one-dimensional quadrature with an exact gradient, minimised over A from two starts; where
     $\Sigma$, $\Omega$ and $\Sigma_q$ commute, over A diagonal in their basis. Layers with $P$ or $C$ cannot do better
     at `L = 1` and at `L = inf`; in between that is not proved, but no search over all (U, V) has found one that does.
     As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at
@@ -123,14 +123,14 @@ class _Family(NamedTuple):
         return (np.diag(inner) @ self.groups) * np.exp(parameters)
 
     def starts(self, A: Matrix) -> list[Float[np.ndarray, " p"]]:
-        """Parameters of scores as uneven as those of A, more even, and more uneven; no direction is switched off."""
+        """Parameters of scores as uneven as those of A, and of more even ones; no direction is switched off."""
         inner = np.linalg.pinv(self.left) @ A @ np.linalg.pinv(self.right)
         if self.groups is not None:
             widths = np.diag(inner) @ self.groups / self.groups.sum(axis=0)
-            shapes = [np.log(_clipped(widths, power)) for power in (1.0, 0.0, 2.0)]
+            shapes = [np.log(_clipped(widths, power)) for power in (1.0, 0.0)]
             return shapes if len(widths) > 1 else shapes[:1]
         left, widths, right = np.linalg.svd(inner)
-        return [((left * _clipped(widths, power)) @ right).ravel() for power in (1.0, 0.3, 2.0)]
+        return [((left * _clipped(widths, power)) @ right).ravel() for power in (1.0, 0.3)]
 
     @property
     def bounds(self) -> tuple[float, float]:
