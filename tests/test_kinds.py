@@ -289,6 +289,7 @@ def test_nonlinearity_and_particles_are_those_of_the_output(name):
         np.testing.assert_allclose(*ends, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.* tokens stand in for a law known by its sampler")
 @pytest.mark.parametrize("name", TWINS)
 def test_the_error_of_a_sampled_law_is_that_of_the_output(name):
     law = lp.FromSampler(lambda key, n: jax.random.laplace(key, (n, D)), D, KEY, size=2000)

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from largeprompt._typing import Numbers
 
 Size = int | None
-LONGEST = 10**300
+LONGEST = int(1e300)
 
 
 def is_traced(x: Any) -> bool:

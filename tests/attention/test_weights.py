@@ -230,7 +230,7 @@ def test_every_length_shares_one_compilation_and_lengths_can_be_stacked():
 
 
 def test_lengths_beyond_the_integrals_are_refused():
-    with pytest.raises(ValueError, match=r"10\^400"):
+    with pytest.raises(ValueError, match="L is about 1e400"):
         WeightMoments(10**400)
     with pytest.raises(ValueError, match="whole number"):
         WeightMoments(2.5)

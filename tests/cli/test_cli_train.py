@@ -270,7 +270,7 @@ def test_linear_attention_is_trained_recorded_and_told_at_any_length(command, L)
     code, out, err = command(*options)
     assert (code, err) == (0, "")
     (row,) = json.loads(out)["rows"]
-    assert row["L"] == float(L)
+    assert row["L"] == int(L)
     assert row["linear_optimum"] == pytest.approx(0.05)
     assert json.loads(command(*options)[1])["estimate"]["to_do"] == 0
 

@@ -93,6 +93,7 @@ def test_linear_heads_are_predicted_exactly_at_every_length():
     assert_close_in_sigmas(measured.mean_square, predicted.mean_square, measured.stderr)
 
 
+@pytest.mark.filterwarnings("ignore:.* tokens stand in for a law known by its sampler")
 def test_a_head_split_in_two_is_the_head():
     mu = lp.Gaussian(np.zeros(D), covariance(8, D))
     one, two = (predict(layer, mu, Z, [50], "output") for layer in (WHOLE, SPLIT))

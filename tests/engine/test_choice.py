@@ -63,7 +63,7 @@ def test_the_fused_engine_is_chosen_where_it_applies():
 
 
 def test_prompts_of_softmax_attention_that_no_engine_can_read_are_refused_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr(_prompt, "_memory", lambda: 16e9)
+    monkeypatch.setattr(_prompt, "machine_memory", lambda: 16e9)
     heads = [lp.Head(np.eye(3), np.eye(3), np.ones((1, 3))) for _ in range(8)]
     for L, layers in ((10**12, (SOFTMAX,)), (10**23, (SOFTMAX, LINEAR)), (2**31, (lp.MultiHead(heads),))):
         for name in ("auto", "reference"):

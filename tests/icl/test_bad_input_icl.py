@@ -189,7 +189,7 @@ CASES = {
     "a gap at length 0": (lambda: same_prompt_gap(SOFTMAX, LINEAR, TASK, 0), "L is 0;"),
     "a gap of two softmax layers": (
         lambda: same_prompt_gap(SOFTMAX, SOFTMAX, TASK, 3),
-        "linear is softmax attention; it must be linear attention",
+        "the layer is softmax attention; this holds of linear attention only",
     ),
     "a gap over one draw": (lambda: same_prompt_gap(SOFTMAX, LINEAR, TASK, 3, draws=1), "draws is 1"),
 }

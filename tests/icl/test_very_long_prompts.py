@@ -119,11 +119,11 @@ REFUSED = {
     ),
     "a long prompt to draw": (
         lambda: risk(LAYER, LinearRegression(np.eye(2)), 10**12, method="sampled"),
-        "L is 1000000000000; without a closed form prompts are drawn whole, here of up to 89478485 tokens",
+        r"L is 1e\+12; a prompt of that many tokens takes",
     ),
     "a prompt beyond int64 to draw": (
         lambda: gradient_flow(LAYER, RegressionOn(lp.Cube(np.ones(2))), 10**23, [1.0]),
-        "L is 100000000000000000000000; without a closed form",
+        r"L is 1e\+23; a prompt of that many tokens takes",
     ),
     "long prompts without noise": (
         lambda: bayes_risk(RegressionOn(lp.Cube(np.ones(2))), 10**12),

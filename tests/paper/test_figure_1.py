@@ -82,7 +82,7 @@ def test_gaps_vanish_at_infinite_length():
 
 def test_gaps_refuse_layers_of_the_wrong_kind():
     soft, lin = pair(0, 1.0)
-    with pytest.raises(ValueError, match="linear is softmax attention; it must be linear attention"):
+    with pytest.raises(ValueError, match="the layer is softmax attention; this holds of linear attention only"):
         initial_gaps(soft, soft, KMS, 5)
     with pytest.raises(ValueError, match="parameters of different shapes; their gradients have no difference"):
         initial_gaps(soft, lin.merged(), KMS, 5)

@@ -94,10 +94,11 @@ def train(
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.store_at(store)
     where = device_of(lab.place_for(device))
+    slow = lab.without_fused(runs)  # refuses what no engine can run, before anything is written
     if not estimate:
         ready(out, "training")
         folder.check_writable()
-    for reason, count in lab.without_fused(runs).items():
+    for reason, count in slow.items():
         remark = f"{count} of {len(runs)} runs take the slower reference engine: {reason}"
         errors.print(f"largeprompt: {remark}", highlight=False, soft_wrap=True, markup=False)
     with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
