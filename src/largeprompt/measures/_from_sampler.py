@@ -139,9 +139,9 @@ def _is_sampled(part: Any) -> bool:
 def warn_of_few(mu: AbstractMeasure, power: int) -> None:
     """Warn where too few tokens of a stand-in in `mu`, tilted, carry averages of this power; not under tracing."""
     for part in sampled_parts(mu):
-        if any(checks.is_traced(leaf) for leaf in jax.tree.leaves(part.stand_in)) or not np.any(
-            np.asarray(part.stand_in.theta)
-        ):
+        traced = any(checks.is_traced(leaf) for leaf in jax.tree.leaves(part.stand_in))
+        # NumPy's any: that of JAX is traced inside `jit` even for a constant
+        if traced or not np.any(np.asarray(part.stand_in.theta)):
             continue
         if not (found := part._worth(power)).trusted:
             warnings.warn(found.sentence, FewTokensWarning, stacklevel=4)
