@@ -2,7 +2,11 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
+
+# The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # JAX makes objects by the million, nearly all of them to keep: looking for the others takes a tenth of the time.
 gc.set_threshold(50_000, 20, 10)
