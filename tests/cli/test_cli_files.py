@@ -109,8 +109,8 @@ def no_work(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr(engine, "trainer_for", fail)
     monkeypatch.setattr(lab, "forecast", fail)
+    monkeypatch.setattr(lab, "sweep", fail)
     monkeypatch.setattr(lab.Study, "carry_out", fail)
     monkeypatch.setattr(learning, "optima", fail)
     monkeypatch.setattr(learning, "ladder", fail)
