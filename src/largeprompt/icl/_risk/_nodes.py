@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from largeprompt._checks import is_traced
 
-from ._regression import LinearRegression, root
+from .._regression import LinearRegression, root
 
 REPLICATES = 16  # enough for a standard error good to a fifth
 LONG = 10**5  # from here on, with attention to labels, queries too rare for plain nodes make what is left beside R_∞
@@ -96,31 +96,25 @@ def _piece(nodes: Nodes, count: int, i: Int[Array, ""]) -> Nodes:
 
 
 def regression_nodes(
-    key: PRNGKeyArray,
-    task: LinearRegression,
-    n: int,
-    replicates: int,
-    *,
-    of_query_only: bool = False,
-    wide: bool = False,
+    key: PRNGKeyArray, task: LinearRegression, n: int, replicates: int, *, wide: bool = False
 ) -> Nodes:
-    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate.
+    """Randomised quasi-Monte Carlo nodes for (x_q, W), `n` of them in each replicate.
 
     From a `wide` law, with importance weights, rare queries are among them.
     """
-    d, k = task.d, 0 if of_query_only else task.targets
-    normal, weights = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d), None
+    dimension = task.d * (1 + task.targets)
+    normal, weights = gaussian_nodes(key, dimension, n, replicates).reshape(replicates * n, dimension), None
     if wide:
         normal, weights = widened(normal)
         weights = jnp.asarray(weights, task.Sigma.dtype)
-    nodes = placed(jnp.asarray(np.ascontiguousarray(normal.T), task.Sigma.dtype), task, k, replicates)
+    nodes = placed(jnp.asarray(np.ascontiguousarray(normal.T), task.Sigma.dtype), task, replicates)
     return eqx.tree_at(lambda nodes: nodes.weights, nodes, weights, is_leaf=lambda leaf: leaf is None)
 
 
 @eqx.filter_jit
-def placed(normal: Float[Array, "m n"], task: LinearRegression, k: int, replicates: int) -> Nodes:
-    """Standard normal numbers as queries and, for `k` targets, coefficients of the task."""
-    d, n = task.d, normal.shape[1]
+def placed(normal: Float[Array, "m n"], task: LinearRegression, replicates: int) -> Nodes:
+    """Standard normal numbers as queries and coefficients of the task."""
+    d, k, n = task.d, task.targets, normal.shape[1]
     W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, n), root(task.Omega))
     WS = jnp.einsum("kdn,de->ken", W, task.Sigma)
     x = root(task.query_Sigma) @ normal[:d]
