@@ -30,7 +30,7 @@ def reading(kind, tokens, u):
     """What NumPy reads off a prompt."""
     weights = weight(kind, tokens @ u)
     total = weights.sum() if kind.startswith("normalised") else len(tokens)
-    return weights @ tokens / total
+    return weights @ tokens / total if total > 0 else np.zeros(tokens.shape[1])
 
 
 @each_kind

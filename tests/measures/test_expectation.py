@@ -49,7 +49,7 @@ def test_a_sampled_expectation_has_the_standard_error_of_its_sample(name):
 
 
 @pytest.mark.parametrize(
-    "mean, deviation", [(0.3, 0.8), (-2.0, 0.01), (1e-7, 1e-6), (3.0, 50.0), (0.4, 0.0), (-1.0, 0.3)]
+    ("mean", "deviation"), [(0.3, 0.8), (-2.0, 0.01), (1e-7, 1e-6), (3.0, 50.0), (0.4, 0.0), (-1.0, 0.3)]
 )
 def test_the_mean_of_a_rectified_gaussian_score_is_its_closed_form(mean, deviation):
     """E max(s, 0) = s̄Φ + σφ, and E max(s, 0)s = (s̄² + σ²)Φ + s̄σφ."""
