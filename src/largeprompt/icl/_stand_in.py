@@ -56,7 +56,7 @@ def stand_in_error(
         return None
     keys = jax.random.split(jax.random.fold_in(checks.key_or_default(key), 1), _INSTANCES)
     warn_of_few(layer, task, keys[:_LOOKED_AT])
-    function = OverInstances(task, keys, L, query_in_prompt, "")
+    function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason="")
     before = _mean(function, layer, gradient)
     squares = jax.tree.map(jnp.zeros_like, before)
     for one in jax.random.split(jax.random.fold_in(keys[0], 1), RESAMPLES):

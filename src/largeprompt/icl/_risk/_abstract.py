@@ -18,33 +18,33 @@ from .._regression import LinearRegression
 class Moments(NamedTuple):
     """The mean of independent terms, trees of arrays, and the sum of their squared deviations from it."""
 
-    count: Array
+    size: Array
     mean: Any
     squares: Any
 
     def merged(self, other: "Moments") -> "Moments":
         """The moments of both sets of terms together."""
         # of the parts' means and squared deviations, so that a large mean does not drown a small spread
-        m, n = self.count, other.count
+        m, n = self.size, other.size
         off = jax.tree.map(jnp.subtract, other.mean, self.mean)
         squares = jax.tree.map(lambda a, b, off: a + b + off**2 * (m * n / (m + n)), self.squares, other.squares, off)
         return Moments(m + n, jax.tree.map(lambda mean, off: mean + off * (n / (m + n)), self.mean, off), squares)
 
     def finished(self) -> tuple[Any, Any]:
         """The mean and its standard error."""
-        n = self.count
+        n = self.size
         return self.mean, jax.tree.map(lambda total: jnp.sqrt(total / jnp.maximum(n - 1, 1) / n), self.squares)
 
 
 class Replicates(NamedTuple):
     """Means over independent replicates of a set of nodes, along the first axis; a single one is exact."""
 
-    count: Array
+    size: Array
     means: Any
 
     def merged(self, other: "Replicates") -> "Replicates":
         """The means over the nodes of both."""
-        m, n = self.count, other.count
+        m, n = self.size, other.size
         return Replicates(m + n, jax.tree.map(lambda a, b: (m * a + n * b) / (m + n), self.means, other.means))
 
     def finished(self) -> tuple[Any, Any]:

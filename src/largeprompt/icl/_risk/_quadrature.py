@@ -164,7 +164,7 @@ def _on_the_host(setting, A):
 
 
 @jax.custom_jvp
-def _coefficients(setting, A: Float[Array, "d d"]) -> tuple[Array, Array]:
+def _coefficients(setting, A: Float[Array, "d d"]) -> tuple[Array, ...]:
     return _coefficients_and_slopes(setting, A)[:2]
 
 

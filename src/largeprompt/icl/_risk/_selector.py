@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, WeightMoments, kind_of, merged_form
+from largeprompt.attention._forms import described
 
 from .._blocks import blocks
 from .._prompt import refuse_beyond_memory
@@ -47,27 +48,31 @@ def risk_function(
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
     if obstacle is not None or type(task) is not LinearRegression:
-        function = OverInstances(task, jax.random.split(generator, draws), L, query_in_prompt, f"{obstacle}")
+        keys = jax.random.split(generator, draws)
+        function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason=str(obstacle))
         refuse_beyond_memory(function.tokens(layer), task.dim)
         return function
-    dtype = task.Sigma.dtype
     if kind_of(layer) == "linear" or math.inf == L:
+        dtype = task.Sigma.dtype
         normaliser = checks.real_length(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
-        why = "linear attention" if kind_of(layer) == "linear" else "the infinite prompt"
-        return ClosedForm(task, checks.real_length(L, dtype), normaliser, f"{why} on Gaussian tokens")
+        reason = f"{'linear attention' if kind_of(layer) == 'linear' else 'an infinite prompt'} on Gaussian tokens"
+        return ClosedForm(task=task, L=checks.real_length(L, dtype), normaliser=normaliser, reason=reason)
+    moments = WeightMoments(L)
     if is_aligned(layer, task):
-        return AlignedQuadrature(task, WeightMoments(L), "softmax attention with P = C = 0 on Gaussian tokens")
+        reason = "softmax attention with P = C = 0 on Gaussian tokens"
+        return AlignedQuadrature(task=task, moments=moments, reason=reason)
     nodes = regression_nodes(generator, task, max(2, draws // REPLICATES), REPLICATES, wide=L >= LONG)
-    why = "softmax attention with P or C on Gaussian tokens"
-    return _with_the_better_control(OverNodes(task, WeightMoments(L), nodes, jnp.ones(()), why), layer)
+    reason = "softmax attention with P or C on Gaussian tokens"
+    function = OverNodes(task=task, moments=moments, nodes=nodes, control=jnp.ones(()), reason=reason)
+    return _with_the_better_control(function, layer)
 
 
 def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float, query_in_prompt: bool) -> str | None:
     """Why the moments of the layer's output are not known exactly, in words; None where they are."""
     if type(task) is not LinearRegression:  # a subclass may draw or judge otherwise
-        return f"no formula is known for the task {type(task).__name__}"
-    if kind_of(layer) not in ("softmax", "linear"):
-        return f"no formula is known for the layer {kind_of(layer) or type(layer).__name__}"
+        return f"no formula is known for a task of type {type(task).__name__}"
+    if kind_of(layer) is None:
+        return f"no formula is known for a layer {described(layer)}"
     if kind_of(layer) == "softmax" and query_in_prompt and math.inf > L:
         return "no formula is known for softmax attention with the query in the prompt"
     return None

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import equinox as eqx
 import jax
@@ -89,6 +89,8 @@ def stationary_points(
     It takes float64, in which a flat direction is known from a nearly flat one.
     """
     task, L = as_regression(task), checks.prompt_length(L)
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind is {kind!r}; stationary points are known for 'softmax' and 'linear'")
     layer = attention_of(kind)
     starts = checks.count("starts", starts, at_least=0)
     if task.Sigma.dtype != np.float64:
