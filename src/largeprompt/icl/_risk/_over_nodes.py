@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from largeprompt._checks import is_traced
 from largeprompt.attention import WeightMoments
@@ -63,7 +63,7 @@ class OverNodes(AbstractGaussianRisk):
     def may_mislead(self) -> bool:
         return True
 
-    def with_control(self, weight: int) -> "OverNodes":
+    def with_control(self, weight: int | Bool[Array, ""]) -> "OverNodes":
         """The same average with a control variate of this weight."""
         # of the type of the one it replaces: JAX would compile again for another
         return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
