@@ -21,8 +21,8 @@ import numpy as np
 
 import largeprompt as lp
 from largeprompt import lab
-from largeprompt._device import jax_gpu
-from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place
+from largeprompt._device import gpu_refusal, jax_gpu
+from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, GpuTrainer
 from largeprompt.paper.settings import COVARIANCES, PRESETS
 
 LANES = 128  # of a multiprocessor
@@ -87,13 +87,13 @@ def plain_jax(run: lab.Run, copies: int, steps: int) -> float:
 def engine(run: lab.Run, copies: int, seconds: float = 1.0) -> float:
     """Microseconds a step of so many runs side by side, in one launch that is long enough to tell."""
     training, state = run.training(), FusedTrainer(run.training(), run.layers()).start()
-    fleet = Fleet([Voyage(training.with_seed(seed), state, 10**7) for seed in range(copies)])
-    fleet.advance(0.02)
-    before = {i: leg.state.step for i, leg in fleet.advance(0.02).items()}
+    batch = GpuBatch([GpuRun(training.with_seed(seed), state, 10**7) for seed in range(copies)])
+    batch.advance(0.02)
+    before = {i: segment.state.step for i, segment in batch.advance(0.02).items()}
     began = time.perf_counter()
-    legs = fleet.advance(seconds)
+    segments = batch.advance(seconds)
     taken = time.perf_counter() - began
-    return taken / float(np.mean([leg.state.step - before[i] for i, leg in legs.items()])) * 1e6
+    return taken / float(np.mean([segment.state.step - before[i] for i, segment in segments.items()])) * 1e6
 
 
 def agreement(L: float, steps: int) -> float:
@@ -115,9 +115,9 @@ def main() -> None:
     parser.add_argument("--part", choices=("protocol", "steps", "all"), default="all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*Grid size")
-    place = fused_place("gpu")
-    if place.remark:
-        raise SystemExit(place.remark)
+    reason = gpu_refusal("cuda")
+    if reason is not None:
+        raise SystemExit(f"no GPU: {reason}")
     lp.use_float64()
     # many small operations to set runs up; what is for the card says so
     jax.config.update("jax_default_device", jax.devices("cpu")[0])
@@ -146,14 +146,14 @@ def protocol(seeds: int, steps: int, seconds_an_operation_token: float) -> dict:
     some = runs(lengths, seeds, steps)
     marks: list[tuple[float, int]] = []
 
-    class Watcher(lab.Watcher):
-        def moved(self, run, step, speed, risk):
+    class FirstLaunch(lab.Progress):
+        def step(self, name, done, note=""):
             if not marks:
                 marks.append((time.perf_counter() - began, 0))
 
     with tempfile.TemporaryDirectory() as folder:
         made = time.perf_counter() - began
-        results = lab.sweep(some, lab.Store(folder), device="gpu", watcher=Watcher())
+        results = lab.sweep(some, lab.Store(folder), device="gpu", progress=FirstLaunch())
     taken = time.perf_counter() - began
     limit = sum(run.L * run.batch * run.steps for run in some) * seconds_an_operation_token
     ends = [str(end) for data in results for end in data.verdict.values]
