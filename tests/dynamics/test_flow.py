@@ -265,3 +265,13 @@ def test_a_direction_that_the_covariates_never_reach_is_refused():
     null = np.linalg.svd(np.asarray(task.Sigma))[0][:, 2:]
     with pytest.raises(ValueError, match="ΣΘ = 0"):
         structured_start(task, 0.3, null)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "relu", "normalised-sigmoid"])
+def test_flows_of_other_kinds_bring_the_risk_down_at_infinite_length(kind):
+    layer = lp.Head.pytorch_default(jax.random.key(1), TASK.dim, outputs=1, kind=kind)
+    flow = gradient_flow(layer, TASK, math.inf, [0.0, 1.0, 3.0], draws=64)
+    assert flow.ending == "completed"
+    assert kind in flow.reason
+    assert np.all(np.diff(flow.risk) < 0)
+    assert float(jnp.ptp(flow.conserved["K Kᵀ − Q Qᵀ"], axis=0).max()) < 1e-5
