@@ -29,7 +29,7 @@ from ._blocks import Blocks, blocks
 from ._estimate import Estimate
 from ._regression import LinearRegression, as_regression
 from ._risk._closed_form import gaussian_risk
-from ._risk._nodes import LONG, REPLICATES, Nodes, gaussian_nodes, placed, power_of_two, regression_nodes, widened
+from ._risk._nodes import LONG, REPLICATES, Nodes, power_of_two, regression_nodes
 from ._risk._over_nodes import exact_part, softmax_risk
 from ._task import as_predictor
 
@@ -68,10 +68,14 @@ def same_prompt_gap(
 def _mean_gaps(
     soft: Blocks, lin: Blocks, task: LinearRegression, moments: WeightMoments, L: Float[Array, ""], nodes: Nodes
 ) -> Float[Array, " r"]:
-    """The gap, averaged over each replicate of the nodes and over ±W."""
-    return nodes.means(
-        (_given(soft, lin, task, moments, L, nodes, 1) + _given(soft, lin, task, moments, L, nodes, -1)) / 2
-    )
+    """The gap, averaged over each replicate of the nodes."""
+    return jax.vmap(lambda nodes: _mean_gap(soft, lin, task, moments, L, nodes))(nodes)
+
+
+def _mean_gap(soft: Blocks, lin: Blocks, task: LinearRegression, moments, L, nodes: Nodes) -> Float[Array, ""]:
+    """The gap, averaged over one replicate of the nodes and over ±W."""
+    ahead, behind = (_given(soft, lin, task, moments, L, nodes, sign) for sign in (1, -1))
+    return nodes.mean((ahead + behind) / 2)
 
 
 def _given(
@@ -151,11 +155,9 @@ def initial_gaps(
     linear_form(as_predictor(linear, task))
     if [part.shape for part in _arrays(softmax)] != [part.shape for part in _arrays(linear)]:
         raise ValueError("softmax and linear have parameters of different shapes; their gradients have no difference")
-    normal = gaussian_nodes(checks.key_or_default(key), task.d * (1 + task.targets), n, REPLICATES)
-    wide, weights = widened(normal)
+    nodes = regression_nodes(checks.key_or_default(key), task, n, REPLICATES, wide=True)
     dtype = task.Sigma.dtype
-    wide, weights = jnp.asarray(np.moveaxis(wide, -1, 1), dtype), jnp.asarray(weights, dtype)
-    found = _replicates(softmax, linear, task, WeightMoments(L), checks.real_length(L, dtype), wide, weights)
+    found = _replicates(softmax, linear, task, WeightMoments(L), checks.real_length(L, dtype), nodes)
     outputs, gradients = (checks.result("the gap", part) for part in found)
     error = outputs.std(ddof=1) / math.sqrt(REPLICATES)
     value, spread = squared_mean(np.asarray(gradients))
@@ -174,29 +176,26 @@ def _replicates(
     task: LinearRegression,
     moments: WeightMoments,
     L: Float[Array, ""],
-    wide: Float[Array, "r m n"],
-    weights: Float[Array, "r n"],
+    nodes: Nodes,
 ) -> tuple[Float[Array, " r"], Float[Array, "r p"]]:
     """Of each replicate of the nodes: the gap of the outputs, and the difference of the gradients, flattened."""
 
     def parts(layer):
         return blocks(merged_form(layer), task)
 
-    def excess(layer, nodes: Nodes, weights):
-        """R_L - R_∞ of softmax attention: the nodes of a replicate are replicates of their own, to be weighted."""
-        one = jnp.ones((), weights.dtype)
-        found = softmax_risk(parts(layer), task, moments, nodes, one) - exact_part(parts(layer), task, one)
-        return jnp.mean(weights * found)
-
-    def of_replicate(normal, weights):
-        nodes = placed(normal, task, len(weights))
-        output = jnp.mean(weights * _mean_gaps(parts(softmax), parts(linear), task, moments, L, nodes))
-        return output, flat(eqx.filter_grad(excess)(softmax, nodes, weights))
-
     def flat(layer):
         return jnp.concatenate([part.ravel() for part in _arrays(layer)])
 
+    def of_replicate(nodes: Nodes):
+        def excess(layer):
+            """R_L - R_∞ of softmax attention."""
+            one = jnp.ones((), L.dtype)
+            return softmax_risk(parts(layer), task, moments, nodes, one) - exact_part(parts(layer), task, one)
+
+        output = _mean_gap(parts(softmax), parts(linear), task, moments, L, nodes)
+        return output, flat(eqx.filter_grad(excess)(softmax))
+
     infinite = eqx.filter_grad(lambda layer: gaussian_risk(parts(layer), task, jnp.inf))(softmax)
     finite = eqx.filter_grad(lambda layer: gaussian_risk(parts(layer), task, L))(linear)
-    outputs, gradients = jax.lax.map(lambda both: of_replicate(*both), (wide, weights))
+    outputs, gradients = jax.lax.map(of_replicate, nodes)
     return outputs, gradients + flat(infinite) - flat(finite)

@@ -1,11 +1,10 @@
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer
@@ -36,18 +35,8 @@ def risk(
     Without a `key`, `jax.random.key(0)`: the same call gives the same number. With `query_in_prompt` the query is one
     more token of the prompt. Paper: Equations (2) and (4), Remark 3.2.
     """
-
-    def chosen(draws: int) -> AbstractRisk:
-        return risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
-
-    def attempt(function: AbstractRisk) -> tuple[Array, Array, Array, Array]:
-        value, error = pooled(function, layer)
-        checks.result("the standard error of the risk", error)
-        return checks.result("the risk", value), error, value, error
-
-    value, error, function = _refined(chosen, attempt, rtol, max_draws)
-    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt)
-    return Estimate(value, error if own is None else jnp.hypot(error, own), function.method, function.reason)
+    found, error, function = _refined(layer, task, L, key, rtol, query_in_prompt, method, max_draws, gradient=False)
+    return Estimate(found, error, function.method, function.reason)
 
 
 def risk_gradient(
@@ -66,48 +55,44 @@ def risk_gradient(
     Exact where `risk` is; exact over prompts for softmax attention on Gaussian regression. `rtol` bounds the norm of
     the standard errors by that of the gradient.
     """
-
-    def chosen(draws: int) -> AbstractRisk:
-        return risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
-
-    def attempt(function: AbstractRisk) -> tuple[Any, Any, Array, Array]:
-        gradient, error = pooled(function, layer, gradient=True)
-        size = checks.result("the gradient of the risk", norm(gradient))
-        return gradient, error, size, checks.result("the standard error of the gradient", norm(error))
-
-    gradient, error, function = _refined(chosen, attempt, rtol, max_draws)
-    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt, gradient=True)
-    error = error if own is None else jax.tree.map(jnp.hypot, error, own)
-    return Gradient(gradient, error, function.method, function.reason)
+    found, error, function = _refined(layer, task, L, key, rtol, query_in_prompt, method, max_draws, gradient=True)
+    return Gradient(found, error, function.method, function.reason)
 
 
 def _refined(
-    chosen: Callable[[int], AbstractRisk],
-    attempt: Callable[[AbstractRisk], tuple[Any, Any, Array, Array]],
+    layer: AbstractLayer,
+    task: AbstractTask,
+    L: int | float,
+    key: PRNGKeyArray | None,
     rtol: float,
+    query_in_prompt: bool,
+    method: Method,
     max_draws: int,
+    gradient: bool,
 ) -> tuple[Any, Any, AbstractRisk]:
-    """What `attempt` finds with as many draws as the tolerance needs, or as are allowed; then it warns.
-
-    It returns a mean, its errors, and the sizes of both.
-    """
+    """The risk or its gradient, and its error, with as many draws as the tolerance needs or as are allowed."""
     rtol, max_draws = float(checks.number("rtol", rtol, at_least=0)), checks.count("max_draws", max_draws, at_least=2)
+    name, size_of = ("gradient of the risk", norm) if gradient else ("risk", lambda value: value)
     most = 2 ** int(math.log2(max_draws))
     draws = min(PIECE, most)
     while True:
-        function = chosen(draws)
-        value, error, size, spread = attempt(function)
+        function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
+        found, error = pooled(function, layer, gradient=gradient)
+        size = checks.result(f"the {name}", size_of(found))
+        spread = checks.result(f"the standard error of the {name}", size_of(error))
         if checks.is_traced(size) or checks.is_traced(spread):  # then there is nothing to judge by
-            return value, error, function
-        size, spread = float(size), float(spread)
-        if spread <= rtol * abs(size):
-            return value, error, function
+            break
+        size, spread = abs(float(size)), float(spread)
+        if spread <= rtol * size:
+            break
         if draws == most:
             warnings.warn(
                 f"the standard error is {spread:.2g} on {size:.4g} after {draws} draws, above rtol = {rtol:g}; "
                 "raise max_draws or rtol",
                 stacklevel=3,
             )
-            return value, error, function
-        needed = draws * (spread / (rtol * abs(size))) ** 2 if rtol * abs(size) > 0 else math.inf
+            break
+        needed = draws * (spread / (rtol * size)) ** 2 if rtol * size > 0 else math.inf
         draws = min(power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
+    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt, gradient=gradient)
+    return found, error if own is None else jax.tree.map(jnp.hypot, error, own), function

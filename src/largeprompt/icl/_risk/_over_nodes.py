@@ -13,13 +13,14 @@ $1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from largeprompt._checks import is_traced
-from largeprompt.attention import WeightMoments
+from largeprompt.attention import WeightMoments, merged_form
 
-from .._blocks import Blocks
+from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
 from ._abstract import AbstractGaussianRisk, Replicates
 from ._closed_form import gaussian_risk
@@ -44,15 +45,18 @@ class OverNodes(AbstractGaussianRisk):
         return "exact over prompts, quasi-Monte Carlo over (W, x)"
 
     def of_blocks(self, parts):
-        return softmax_risk(parts, self.task, self.moments, self.nodes, self.control)
+        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
+
+    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+        """The average over one replicate."""
+        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
 
     def gradient_average(self, layer):
         def of_replicate(nodes):
-            function = eqx.tree_at(lambda f: f.nodes, self, nodes)
-            return eqx.filter_grad(lambda layer: function.of_layer(layer)[0])(layer)
+            return eqx.filter_grad(lambda layer: self._over(nodes, blocks(merged_form(layer), self.task)))(layer)
 
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
-        return Replicates(jnp.ones(()), eqx.filter_vmap(of_replicate)(self.nodes.split()))
+        return Replicates(jnp.ones(()), jax.vmap(of_replicate)(self.nodes))
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):
@@ -74,8 +78,8 @@ class OverNodes(AbstractGaussianRisk):
 
 def softmax_risk(
     parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
-) -> Float[Array, " r"]:
-    """R_L, averaged over each replicate of the nodes and over ±W."""
+) -> Float[Array, ""]:
+    """R_L, averaged over one replicate of the nodes and over ±W."""
     A, C, P, R = parts
     Sigma, s2, W, WS, N = task.Sigma, task.noise, nodes.W, nodes.WS, nodes.N
     u, labels = A @ nodes.x, C @ nodes.x
@@ -95,7 +99,7 @@ def softmax_risk(
     signed = b[0][:, None] + sign * b[1][:, None]
     square, cross = jnp.sum(signed**2, axis=0), sign * jnp.sum(signed * t[:, None], axis=0)
     integrand = _integrand(moments, theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross)
-    return nodes.means(integrand.mean(axis=0)) + exact_part(parts, task, theta)
+    return nodes.mean(integrand.mean(axis=0)) + exact_part(parts, task, theta)
 
 
 def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -> Float[Array, ""]:
