@@ -205,7 +205,7 @@ def _kind(trial: Trial) -> list[int]:
     """How a trial is carried out."""
     from largeprompt.engine import _form, _gpu
 
-    kind, parts = _gpu._kind(trial.training, _form.Form(trial.training, trial.layers))
+    kind, parts = _gpu._shape_of(trial.training, _form.Form(trial.training, trial.layers))
     return [*(int(getattr(kind, name)) for name in KIND[:-1]), parts]
 
 

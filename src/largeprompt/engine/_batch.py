@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._cpu_tokens import ROOM
 from ._lanes import apply, assembled, dot, fill_normals, on_lanes, row
 from ._philox import INSTANCE
 from ._target import lanes, tuned
-from ._tokens import sums_of
+from ._tokens import ARRANGED, WF, sums_of
 
 f32 = np.float32
 
@@ -77,9 +78,9 @@ def rows_of(d: int, softmax: int, linear: int) -> dict[str, int]:
         "E": n * D,
         "R": n * n,
         "xi": (2 * softmax + linear) * D,
-        "S": max(2 * 20 + 1, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
-        "sums": max(17, sums_of(softmax)),
-        "carried": 15,
+        "S": max(ROOM, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
+        "sums": max(ARRANGED, sums_of(softmax)),
+        "carried": WF + 1,
         "gram64": 4 * softmax**2,
         "root64": 4 * softmax**2,
         "gram": 4 * softmax**2,

@@ -19,7 +19,7 @@ from largeprompt.dynamics import Layers, Training
 from largeprompt.icl import LinearRegression
 
 from ._batch import Law
-from ._weights import Weights, weights
+from ._chain_rule import Weights, weights
 
 _COUNTERS = 2**32  # of a step's random numbers
 # A prompt of so many tokens differs from its law by a 10⁻⁹th, less than float32 can hold: longer ones are read as this.

@@ -5,6 +5,7 @@ import gc
 import itertools
 import math
 import warnings
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -13,20 +14,21 @@ import numpy as np
 from largeprompt._device import Place, checked_device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
+from ._batch import Law
+from ._chain_rule import Weights
 from ._form import Form, refusal
-from ._gpu_kinds import (
+from ._gpu_shapes import (
     DIVERGED,
+    INTEGERS,
     MARK,
     MOST_PARTS,
-    NUMBERS,
     OTHER_DIVERGED,
     PROMPTS,
     REGISTERS,
     STEP,
     STOP,
-    WHOLE,
-    Heads,
-    Kind,
+    KernelShape,
+    LayerShape,
 )
 from ._target import PLAIN_PYTHON, WARP
 
@@ -72,33 +74,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class Laws(NamedTuple):
-    """`Law` for many runs, each array with runs first."""
-
-    B: Any
-    Bq: Any
-    F: Any
-    Fq: Any
-    scales: Any
-
-
-class Room(NamedTuple):
-    """The arrays of `Weights` for many runs."""
-
-    K: Any
-    Q: Any
-    V: Any
-    O: Any
-    K_hat: Any
-    Q_hat: Any
-    v: Any
-    U_hat: Any
-    v_hat: Any
-    dU: Any
-    dv: Any
-    dK: Any
-    dQ: Any
-    moved: Any
+# The arrays of `Weights` for many runs, which come first in each.
+_Room = namedtuple("_Room", [name for name, kind in Weights.__annotations__.items() if kind is np.ndarray])
 
 
 class GpuRun(NamedTuple):
@@ -130,11 +107,11 @@ class GpuBatch:
             if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > run.stop:
                 raise ValueError(f"marks are {run.marks}; they must increase from above {steps[0]} to {run.stop}")
         self._forms = [Form(run.training, run.state.layers) for run in runs]
-        kinds = [_kind(run.training, form) for run, form in zip(runs, self._forms, strict=True)]
+        shapes = [_shape_of(run.training, form) for run, form in zip(runs, self._forms, strict=True)]
         groups = []
-        for kind in dict.fromkeys(kinds):
-            numbers = [i for i, other in enumerate(kinds) if other == kind]
-            groups.append((numbers, _Group(*kind, [(runs[i], self._forms[i]) for i in numbers])))
+        for shape in dict.fromkeys(shapes):
+            numbers = [i for i, other in enumerate(shapes) if other == shape]
+            groups.append((numbers, _Group(*shape, [(runs[i], self._forms[i]) for i in numbers])))
         self._groups = sorted(groups, key=lambda group: -group[1].longest)
         self._running: list[tuple[list[int], _Group]] = []
         self._layers = [run.state.layers for run in runs]
@@ -175,10 +152,10 @@ class GpuBatch:
         return segments
 
 
-def _kind(training: Training, form: Form) -> tuple[Kind, int]:
+def _shape_of(training: Training, form: Form) -> tuple[KernelShape, int]:
     """What carries it out, and the threads of a prompt."""
     softmax, linear = (
-        None if w is None else Heads(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
+        None if w is None else LayerShape(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
         for w in (form.softmax, form.linear)
     )
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
@@ -187,17 +164,17 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
         parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
-    return Kind(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
+    return KernelShape(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
 
 
 class _Group:
     """Trainings of one kind, and what the card holds of them."""
 
-    def __init__(self, kind: Kind, parts: int, members: Sequence[tuple[GpuRun, Form]]):
+    def __init__(self, shape: KernelShape, parts: int, members: Sequence[tuple[GpuRun, Form]]):
         from ._gpu_kernel import cuda, train  # imports what is an extra
 
-        self._cuda, self._kind, self._loop = cuda, kind, train(kind)
-        self._threads, self._shared = kind.prompts * parts, kind.shared_bytes(parts)
+        self._cuda, self._shape, self._loop = cuda, shape, train(shape)
+        self._threads, self._shared = shape.prompts * parts, shape.shared_bytes(parts)
         self._stream = self._cuda.stream()
         self._stops = np.array([run.stop for run, _ in members])
         self._marks = [np.asarray(run.marks, np.int64) for run, _ in members]
@@ -205,46 +182,42 @@ class _Group:
         cost = np.array([_WITHOUT_TOKENS + (form.length if form.softmax is not None else 0.0) for _, form in members])
         cost *= self._stops - np.array([run.state.step for run, _ in members])
         self.longest, self._ranked = float(np.max(cost)), np.argsort(-cost, kind="stable")
-        self._whole = np.zeros((len(members), len(WHOLE)), np.int64)
-        numbers = np.zeros((len(members), len(NUMBERS)))
+        self._integers = np.zeros((len(members), len(INTEGERS)), np.int64)
         for i, (run, form) in enumerate(members):
-            training, law = run.training, form.law
-            seed = training.seed
+            training, step = run.training, run.state.step
             diverged = [-1 if at is None else at for at in form.ordered(run.state.diverged)]
-            of_law = (int(law.plain), int(law.diagonal))
-            at = (run.state.step, run.state.step, 0, diverged[0], diverged[-1])
-            self._whole[i] = (form.length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
-            scales = [w.scale for w in form.weights]
-            numbers[i] = (law.noise, training.rate * training.loss_factor, scales[0], scales[-1])
-        to_card = self._cuda.to_device
-        laws = Laws(*(np.stack([getattr(form.law, name) for _, form in members]) for name in Laws._fields))
-        self._laws, self._numbers = Laws(*map(to_card, laws)), to_card(numbers)
-        self._states = to_card(np.stack([form.vector(run.state.layers) for run, form in members]))
-        self._rooms = [self._room(heads) for heads in kind.layers]
+            seed = training.seed & 0xFFFFFFFF, training.seed >> 32
+            self._integers[i] = (form.length, training.batch, *seed, step, step, 0, diverged[0], diverged[-1])
+        self._laws = Law(
+            *(self.on_card(np.stack(parts)) for parts in zip(*(form.law for _, form in members), strict=True))
+        )
+        self._rates = self.on_card(np.array([run.training.rate * run.training.loss_factor for run, _ in members]))
+        self._scales = self.on_card(np.array([[w.scale for w in form.weights] for _, form in members]))
+        self._states = self.on_card(np.stack([form.vector(run.state.layers) for run, form in members]))
+        self._rooms = [self._room(layer) for layer in shape.layers]
 
-    def _room(self, heads: Heads) -> Room:
-        runs = 1 if self._kind.on_chip else len(self._stops)
-        fields = heads.fields(self._kind.d + 1).values()
-        return Room(*(self._cuda.to_device(np.zeros((runs, *shape), kind)) for shape, kind in fields))
+    def _room(self, layer: LayerShape) -> _Room:
+        runs = 1 if self._shape.on_chip else len(self._stops)
+        arrays = layer.arrays(self._shape.d + 1)
+        return _Room(**{name: self.on_card(np.zeros((runs, *size), kind)) for name, (size, kind) in arrays.items()})
 
     def prepare(self) -> bool:
         """Bring what a launch needs to the card, the longest runs first; whether there is any to launch."""
         if not np.any(self._left() > 0):
             return False
-        most = max(1, int(_KEPT_BYTES // (8 * self._kind.size * len(self._stops))))
+        most = max(1, int(_KEPT_BYTES // (8 * self._shape.size * len(self._stops))))
         window = [marks[seen : seen + most] for marks, seen in zip(self._marks, self._seen, strict=True)]
         width = max(1, *(len(marks) for marks in window))
         marks = np.full((len(window), width), -1, np.int64)
         for i, row in enumerate(window):
             marks[i, : len(row)] = row
             beyond = self._seen[i] + most < len(self._marks[i])
-            self._whole[i, STOP] = row[-1] if beyond else self._stops[i]
-        self._whole[:, MARK] = 0
+            self._integers[i, STOP] = row[-1] if beyond else self._stops[i]
+        self._integers[:, MARK] = 0
         self._window = window
         order = self._ranked[self._left()[self._ranked] > 0]
-        to_card = self._cuda.to_device
-        self._on_card = to_card(self._whole), self._cuda.device_array((len(window), width, self._kind.size))
-        self._order, self._marks_on_card, self._moved = to_card(order), to_card(marks), order
+        self._on_card = self.on_card(self._integers), self._cuda.device_array((len(window), width, self._shape.size))
+        self._order, self._marks_on_card, self._moved = self.on_card(order), self.on_card(marks), order
         return True
 
     def on_card(self, array: np.ndarray) -> Any:
@@ -255,9 +228,9 @@ class _Group:
         """Have the loop compiled, by a launch in which no run has a step to do."""
         if self._loop in _compiled:
             return
-        whole = self._whole.copy()
-        whole[:, STOP] = whole[:, STEP]
-        self._call(1, self.on_card(whole), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
+        integers = self._integers.copy()
+        integers[:, STOP] = integers[:, STEP]
+        self._call(1, self.on_card(integers), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
         self._stream.synchronize()
         _compiled.add(self._loop)
 
@@ -268,13 +241,14 @@ class _Group:
             budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
         self._call(len(self._moved), self._on_card[0], deadline, budget, speed)
 
-    def _call(self, blocks: int, whole: Any, deadline: Any, budget: int, speed: float) -> None:
+    def _call(self, blocks: int, integers: Any, deadline: Any, budget: int, speed: float) -> None:
         with _uncollected(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
             self._loop[blocks, self._threads, self._stream, self._shared](
                 self._order,
-                whole,
-                self._numbers,
+                integers,
+                self._rates,
+                self._scales,
                 self._laws,
                 self._rooms[0],
                 self._rooms[-1],
@@ -290,20 +264,20 @@ class _Group:
     def collect(self) -> dict[int, tuple]:
         """Wait for the launch; what became of each training that was in it."""
         self._stream.synchronize()
-        whole, kept = (part.copy_to_host() for part in self._on_card)
+        integers, kept = (part.copy_to_host() for part in self._on_card)
         states = self._states.copy_to_host()
         found = {}
-        for i in self._moved[whole[self._moved, STEP] > self._whole[self._moved, STEP]]:
-            self._whole[i] = whole[i]
-            diverged = whole[i, [DIVERGED, OTHER_DIVERGED][: len(self._kind.layers)]]
-            steps, rows = self._window[i][: whole[i, MARK]], kept[i, : whole[i, MARK]]
+        for i in self._moved[integers[self._moved, STEP] > self._integers[self._moved, STEP]]:
+            self._integers[i] = integers[i]
+            diverged = integers[i, [DIVERGED, OTHER_DIVERGED][: len(self._shape.layers)]]
+            steps, rows = self._window[i][: integers[i, MARK]], kept[i, : integers[i, MARK]]
             if np.all(diverged >= 0):  # the loop has ended, and all stays as it is
                 rest = self._marks[i][self._seen[i] + len(steps) :]
                 steps, rows = np.append(steps, rest), np.concatenate([rows, np.tile(states[i], (len(rest), 1))])
-                self._whole[i, STEP] = self._stops[i]
+                self._integers[i, STEP] = self._stops[i]
             self._seen[i] += len(steps)
             ends = tuple(None if at < 0 else int(at) for at in diverged)
-            found[int(i)] = int(self._whole[i, STEP]), states[i], ends, steps, rows
+            found[int(i)] = int(self._integers[i, STEP]), states[i], ends, steps, rows
         return found
 
     @property
@@ -313,12 +287,12 @@ class _Group:
         if PLAIN_PYTHON:
             return 1 / max(1, at_once)
         card = self._cuda.get_current_device()
-        bytes_of_block = self._kind.fixed_bytes + self._shared
+        bytes_of_block = self._shape.fixed_bytes + self._shared
         at_once = min(at_once, card.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // bytes_of_block)
         return 1 / max(1, at_once) / card.MULTIPROCESSOR_COUNT
 
     def _left(self) -> np.ndarray:
-        return self._stops - self._whole[:, STEP]
+        return self._stops - self._integers[:, STEP]
 
 
 class GpuTrainer(AbstractTrainer):

@@ -6,25 +6,32 @@ import numpy as np
 from numba import cuda as _cuda  # an extra
 
 from ._batch import errors, weigh
-from ._gpu_kinds import Kind
+from ._chain_rule import u
+from ._gpu_shapes import KernelShape
 from ._target import together
-from ._weights import u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32, f64 = np.float32, np.float64
 
 
-def adding_gradients(kind: Kind, hand_over: Any) -> Any:
+def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
     """A function of the GPU that adds the share of a block's prompts to the slopes of both layers.
 
     Readings are shared in rows of `staged` prompts, so far apart that threads meet no bank of memory twice.
     """
-    d, D, prompts, staged, pieces, single = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces, kind.single
-    (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
-    apart, last = staged + 1, len(kind.layers) - 1
-    helped = kind.helped
-    heads, other_heads = kind.layers[0].number, kind.layers[-1].number
-    after_readings = (2 * len(kind.layers) + 1) * D * apart
+    d, D, prompts, staged, pieces, single = (
+        shape.d,
+        shape.d + 1,
+        shape.prompts,
+        shape.staged,
+        shape.pieces,
+        shape.single,
+    )
+    (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
+    apart, last = staged + 1, len(shape.layers) - 1
+    helped = shape.helped
+    heads, other_heads = shape.layers[0].number, shape.layers[-1].number
+    after_readings = (2 * len(shape.layers) + 1) * D * apart
 
     @cuda.jit(device=True)
     def put(readings, h, layer, at, stage):

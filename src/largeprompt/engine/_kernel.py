@@ -12,16 +12,15 @@ import numba
 import numpy as np
 
 from ._batch import WIDE_ROWS, Workspace, columns, draw_instances, errors, instances, rows_of, weigh
-from ._elementary import FASTMATH
-from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
-from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
-from ._target import tuned
-from ._tokens import WIDE
-from ._weights import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes
+from ._chain_rule import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes
+from ._cpu_tokens import WIDE, sums_of_one_head
+from ._lanes import LANES, aligned, assembled, on_lanes, orthonormalise, row, rows
+from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
+from ._target import multiply_add, tuned
+from ._tokens import sums_of_heads
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
-across_lanes = numba.njit(fastmath=FASTMATH | {"reassoc"}, error_model="numpy", nogil=True)
 
 
 def workspace(d: int, softmax: int, linear: int) -> Workspace:
@@ -35,8 +34,35 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     return Workspace._make([*parts, queries, bits, other, *views])
 
 
-@across_lanes
-def _sum_over_lanes(D, h, readings, queries, dv, dU):
+@assembled
+def _softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
+    """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
+    orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
+    if m == 2:
+        sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
+    else:
+        sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
+    readings_from_sums(D, m, n, products, w)
+
+
+@on_lanes
+def _product_over_lanes(a, ra, b, rb, room):
+    """Σ_lanes a b. Written out, so that the order of the sum is no choice of the compiler's."""
+    tuned()
+    for j in range(16):
+        total = a[row(ra, 48 + j)] * b[row(rb, 48 + j)]
+        total = multiply_add(a[row(ra, 32 + j)], b[row(rb, 32 + j)], total)
+        total = multiply_add(a[row(ra, 16 + j)], b[row(rb, 16 + j)], total)
+        room[j] = multiply_add(a[row(ra, j)], b[row(rb, j)], total)
+    for j in range(8):
+        room[j] += room[8 + j]
+    for j in range(4):
+        room[j] += room[4 + j]
+    return (room[0] + room[2]) + (room[1] + room[3])
+
+
+@on_lanes
+def _sum_over_lanes(D, h, readings, queries, room, dv, dU):
     """Add Σ_lanes m to dv and, for few covariates, Σ_lanes k xᵀ to dU; float32 within the lanes, float64 beyond."""
     tuned()
     d = D - 1
@@ -48,10 +74,7 @@ def _sum_over_lanes(D, h, readings, queries, dv, dU):
         dv[h, i] += total
         if d < _LONG:
             for c in range(d):
-                total = f32(0)
-                for j in range(LANES):
-                    total += readings[row(k, j)] * queries[row(c, j)]
-                dU[h, i, c] += total
+                dU[h, i, c] += _product_over_lanes(readings, k, queries, c, room)
 
 
 @on_lanes
@@ -95,7 +118,7 @@ def _gradients(d, w, first, readings, valid, law, s):
     for h in range(heads):
         weigh(d, 2 * h, readings, law, s)
         weigh(d, 2 * h + 1, readings, law, s)
-        _sum_over_lanes(d + 1, h, readings, s.drawn, w.dv, w.dU)
+        _sum_over_lanes(d + 1, h, readings, s.drawn, s.u, w.dv, w.dU)
         if d >= _LONG:
             for i in range(d + 1):
                 _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
@@ -155,7 +178,7 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                 else:
                     draw_across(L, d + 1, m, n, s, prompt, t, k0, k1)
                     if softmax:
-                        softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
+                        _softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
                     if linear:
                         linear_readings(L, d + 1, n, m, s)
                 if d >= _LONG:

@@ -31,7 +31,7 @@ from ._lanes import (
 )
 from ._philox import ACROSS, TOKENS
 from ._target import lanes, tuned
-from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
+from ._tokens import LEVEL, LOG2_E, ORIGIN, REST
 from ._wishart import bartlett
 
 f32, f64 = np.float32, np.float64
@@ -117,12 +117,12 @@ def split_value(R, stride, sums, gram, root):
         fa, fp, ba, bp = c * ga + s * ha, c * gp + s * hp, s * ga - c * ha, s * gp - c * hp
         bb = s * s * gg - 2.0 * c * s * hg + c * c * hh - ba * ba - bp * bp
         fb = c * s * (gg - hh) + (s * s - c * c) * hg - fa * ba - fp * bp
-        Z, scaled = sums[row(0, j)], sums[row(14, j)] * unit
-        values = sums[row(1, j)] + sums[row(16, j)] * Z  # e^s f = Z p + Σ e^s f a
+        Z, scaled = sums[row(0, j)], sums[row(LEVEL, j)] * unit
+        values = sums[row(1, j)] + sums[row(ORIGIN, j)] * Z  # e^s f = Z p + Σ e^s f a
         ua = fa - scaled * (Z * root[row(4, j)] + values * root[row(0, j)])
         up = fp - scaled * Z * root[row(5, j)]
         without = c * c * gg + 2.0 * c * s * hg + s * s * hh - fa * fa - fp * fp
-        ff = sums[row(15, j)] * unit * unit - ua * ua - up * up if valued else without
+        ff = sums[row(REST, j)] * unit * unit - ua * ua - up * up if valued else without
         b = math.sqrt(max(bb, 0.0))
         slope = fb / b if b > 0.0 else 0.0
         f = math.sqrt(max(ff - slope * slope, 0.0))
@@ -153,17 +153,6 @@ def draw_across(L, D, m, n, w, prompt, step, k0, k1):
     fill_normals(w.xi, 0, (across + n) * D, prompt, step, ACROSS, k0, k1)
     if n:
         bartlett(L - across, n, w.T, w.below, prompt, step, k0, k1)
-
-
-@assembled
-def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
-    """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
-    orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
-    if m == 2:
-        sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
-    else:
-        sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
-    readings_from_sums(D, m, n, products, w)
 
 
 @assembled

@@ -1,14 +1,13 @@
-"""What a GPU is given: kinds of runs that one compiled loop carries out, and how their numbers are laid out."""
+"""What a GPU kernel is compiled for: the shapes of the runs it takes, and where their numbers lie."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from ._gpu_tokens import SUMS
+from ._chain_rule import array_shapes
 from ._target import WARP
-from ._tokens import SHORT
+from ._tokens import SHORT, SUMS
 
-f32, f64 = np.float32, np.float64
 PROMPTS = 4 * WARP  # at most, that a block has threads for at a time
 MOST_PARTS = 4  # threads of a prompt
 REGISTERS = 128  # of a thread: a block of the most threads takes all that there are
@@ -17,12 +16,11 @@ _SHARED_BYTES = 47 * 1024  # of them, in what follows
 _ON_CHIP_BYTES = 8 * 1024  # of weights: more than that would leave no room beside it
 _DRAWN_BYTES = 22 * 1024  # handed over between the threads of a prompt
 
-# what a run's rows of whole numbers and of numbers hold
-WHOLE = LENGTH, BATCH, LOW, HIGH, PLAIN, DIAGONAL, STEP, STOP, MARK, DIVERGED, OTHER_DIVERGED = tuple(range(11))
-NUMBERS = NOISE, RATE, SCALE, OTHER_SCALE = tuple(range(4))
+# What a run's row of integers holds; `LOW` and `HIGH` are the halves of its seed, `MARK` counts the states kept so far.
+INTEGERS = LENGTH, BATCH, LOW, HIGH, STEP, STOP, MARK, DIVERGED, OTHER_DIVERGED = tuple(range(9))
 
 
-class Heads(NamedTuple):
+class LayerShape(NamedTuple):
     """The shapes of one layer's weights."""
 
     number: int
@@ -31,26 +29,9 @@ class Heads(NamedTuple):
     learns_K: bool
     learns_O: bool
 
-    def fields(self, D: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    def arrays(self, D: int) -> dict[str, tuple[tuple[int, ...], type]]:
         """Shape and type of every array of `Weights`."""
-        h, k, r = self.number, self.rank, self.values
-        wide = {
-            "K": (h, k, D),
-            "Q": (h, k, D),
-            "V": (h, r, D),
-            "O": (h, r),
-            "K_hat": (h, k, D),
-            "Q_hat": (h, k, D - 1),
-            "v": (h, D),
-            "U_hat": (h, D, D - 1),
-            "v_hat": (h, D),
-            "dU": (h, D, D - 1),
-            "dv": (h, D),
-            "dK": (h, k, D),
-            "dQ": (h, k, D),
-            "moved": (self.size(D),),
-        }
-        return {name: (shape, f32 if name in ("U_hat", "v_hat") else f64) for name, shape in wide.items()}
+        return array_shapes(self.number, self.rank, self.values, D)
 
     def size(self, D: int) -> int:
         """How many numbers the weights are."""
@@ -58,15 +39,15 @@ class Heads(NamedTuple):
 
     def bytes(self, D: int) -> int:
         """Of all arrays."""
-        return sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in self.fields(D).values())
+        return sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in self.arrays(D).values())
 
 
-class Kind(NamedTuple):
-    """What is compiled: runs of one kind differ in length, law, seed and rate alone."""
+class KernelShape(NamedTuple):
+    """What a kernel is compiled for: its runs differ in length, law, seed and rate alone."""
 
     d: int
-    softmax: Heads | None
-    linear: Heads | None
+    softmax: LayerShape | None
+    linear: LayerShape | None
     prompts: int
     few: bool = False  # tokens: fewer than there are directions that they would be drawn along
     infinite: bool = False  # many
@@ -78,7 +59,7 @@ class Kind(NamedTuple):
         return softmax, linear
 
     @property
-    def layers(self) -> tuple[Heads, ...]:
+    def layers(self) -> tuple[LayerShape, ...]:
         """The layers there are, softmax first."""
         return tuple(heads for heads in (self.softmax, self.linear) if heads is not None)
 
@@ -136,7 +117,9 @@ class Kind(NamedTuple):
         one_head = self.softmax is not None and all(heads.number == 1 for heads in self.layers)
         if self.few or self.infinite or not one_head:
             return False
-        drawn, sums = (4 * self.prompts * rows for rows in (3 + self.rows_across + 4, (SUMS + 1) * (MOST_PARTS - 1)))
+        drawn, sums = (
+            4 * self.prompts * rows for rows in (3 + self.rows_across + 4, (len(SUMS) + 1) * (MOST_PARTS - 1))
+        )
         return drawn <= _DRAWN_BYTES and self._weights_bytes + drawn + sums <= _MOST_BYTES
 
     @property
@@ -172,4 +155,4 @@ class Kind(NamedTuple):
     def shared_bytes(self, parts: int) -> int:
         """Of readings, of what is drawn for the next prompts, or of sums over tokens of so many threads a prompt."""
         ahead = (self.prompts + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
-        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.prompts * (SUMS + 1) * (parts - 1))
+        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.prompts * (len(SUMS) + 1) * (parts - 1))

@@ -47,17 +47,36 @@ class Weights(NamedTuple):
     single: bool
 
 
+def array_shapes(h: int, k: int, r: int, D: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and type of every array of `Weights` for h heads of rank k and r values; sampling reads Û, v̂ in float32."""
+    shapes = {
+        "K": (h, k, D),
+        "Q": (h, k, D),
+        "V": (h, r, D),
+        "O": (h, r),
+        "K_hat": (h, k, D),
+        "Q_hat": (h, k, D - 1),
+        "v": (h, D),
+        "U_hat": (h, D, D - 1),
+        "v_hat": (h, D),
+        "dU": (h, D, D - 1),
+        "dv": (h, D),
+        "dK": (h, k, D),
+        "dQ": (h, k, D),
+        "moved": (h * (2 * k * D + r * (D + 1)),),
+    }
+    return {name: (shape, np.float32 if name in ("U_hat", "v_hat") else np.float64) for name, shape in shapes.items()}
+
+
 def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights:
-    """K and Q of shape (h, k, D), V (h, r, D) and O (h, r), with the room they need. Sampling reads Û, v̂ in float32."""
-    K, Q, V, O = (np.array(part, dtype=np.float64, order="C") for part in (K, Q, V, O))
+    """K and Q of shape (h, k, D), V (h, r, D) and O (h, r), with the room they need."""
     h, k, D = K.shape
-    d = D - 1
-    room = [np.zeros(shape) for shape in ((h, k, D), (h, k, d), (h, D))]
-    seen = [np.zeros(shape, np.float32) for shape in ((h, D, d), (h, D))]
-    slopes = [
-        np.zeros(shape) for shape in ((h, D, d), (h, D), (h, k, D), (h, k, D), (K.size + Q.size + V.size + O.size,))
-    ]
-    return Weights(K, Q, V, O, learns_K, learns_O, float(scale), *room, *seen, *slopes, 0, 1, 1, False)
+    arrays = {name: np.zeros(shape, kind) for name, (shape, kind) in array_shapes(h, k, V.shape[1], D).items()}
+    for name, part in zip("KQVO", (K, Q, V, O), strict=True):
+        arrays[name][...] = part
+    return Weights(
+        **arrays, learns_K=learns_K, learns_O=learns_O, scale=float(scale), mate=0, mates=1, width=1, single=False
+    )
 
 
 @on_matrices
@@ -255,25 +274,34 @@ def slopes(w, B, plain):
 
 
 @on_matrices
-def _set_moved(w, h, rate, first):
+def _places(w, h):
+    """Where the entries of head h begin in a row of all weights: those of K, Q, V and O, each of all heads."""
+    tuned()
+    heads, k, D = w.K.shape
+    r = w.V.shape[1]
+    return h * k * D, (heads + h) * k * D, (2 * heads * k + h * r) * D, heads * (2 * k + r) * D + h * r
+
+
+@on_matrices
+def _set_moved(w, h, rate):
     """Where a step down would lead head h; the sum of the squares of what this thread has of it."""
     tuned()
     _, k, D = w.K.shape
+    at_K, at_Q, at_V, at_O = _places(w, h)
     square = 0.0
     a = mate(w.mate) // across(w.width)
     while a < max(k, w.V.shape[1]):
         i = mate(w.mate) % across(w.width)
         while i < D:
             if a < k:
-                at = first + 2 * (a * D + i)
                 K = w.K[u(h), u(a), u(i)] - (rate * w.dK[u(h), u(a), u(i)] if w.learns_K else 0.0)
                 Q = w.Q[u(h), u(a), u(i)] - rate * w.dQ[u(h), u(a), u(i)]
-                w.moved[u(at)] = K
-                w.moved[u(at + 1)] = Q
+                w.moved[u(at_K + a * D + i)] = K
+                w.moved[u(at_Q + a * D + i)] = Q
                 square += K * K + Q * Q
             if a < w.V.shape[1]:
                 V = w.V[u(h), u(a), u(i)] - rate * w.O[u(h), u(a)] * w.v[u(h), u(i)]
-                w.moved[u(first + 2 * k * D + a * D + i)] = V
+                w.moved[u(at_V + a * D + i)] = V
                 square += V * V
             i += across(w.width)
             if w.single:
@@ -281,7 +309,6 @@ def _set_moved(w, h, rate, first):
         a += mates(w.mates) // across(w.width)
         if w.single:
             break
-    first += 2 * k * D + w.V.shape[1] * D
     a = mate(w.mate)
     while a < w.V.shape[1]:
         slope = 0.0
@@ -289,7 +316,7 @@ def _set_moved(w, h, rate, first):
             for i in range(D):
                 slope += w.V[u(h), u(a), u(i)] * w.v[u(h), u(i)]
         O = w.O[u(h), u(a)] - rate * slope
-        w.moved[u(first + a)] = O
+        w.moved[u(at_O + a)] = O
         square += O * O
         a += mates(w.mates)
         if w.single:
@@ -298,44 +325,14 @@ def _set_moved(w, h, rate, first):
 
 
 @on_matrices
-def _move(w, h, first):
-    """Set head h to where a step down leads it."""
-    tuned()
-    _, k, D = w.K.shape
-    a = mate(w.mate) // across(w.width)
-    while a < max(k, w.V.shape[1]):
-        i = mate(w.mate) % across(w.width)
-        while i < D:
-            if a < k:
-                at = first + 2 * (a * D + i)
-                w.K[u(h), u(a), u(i)] = w.moved[u(at)]
-                w.Q[u(h), u(a), u(i)] = w.moved[u(at + 1)]
-            if a < w.V.shape[1]:
-                w.V[u(h), u(a), u(i)] = w.moved[u(first + 2 * k * D + a * D + i)]
-            i += across(w.width)
-            if w.single:
-                break
-        a += mates(w.mates) // across(w.width)
-        if w.single:
-            break
-    first += 2 * k * D + w.V.shape[1] * D
-    a = mate(w.mate)
-    while a < w.V.shape[1]:
-        w.O[u(h), u(a)] = w.moved[u(first + a)]
-        a += mates(w.mates)
-        if w.single:
-            break
-
-
-@on_matrices
 def set_moved(w, Bq, plain, rate):
     """Where a step down would lead, once all threads have slopes: the sum of the squares of this thread's part."""
     tuned()
-    heads, k, D = w.K.shape
+    heads, _, D = w.K.shape
     square = 0.0
     for h in range(heads):
         _set_product_with_transposed(w.Q_hat[u(h)], Bq, D - 1, 1.0, plain, w.dQ[u(h)], w)
-        square += _set_moved(w, h, rate, h * (2 * k * D + w.V.shape[1] * (D + 1)))
+        square += _set_moved(w, h, rate)
     return square
 
 
@@ -347,17 +344,57 @@ def little(square, far, n):
 
 
 @on_matrices
+def _exchange(array, h, a, i, row, at, out):
+    tuned()
+    if out:
+        row[u(at)] = array[u(h), u(a), u(i)]
+    else:
+        array[u(h), u(a), u(i)] = row[u(at)]
+
+
+@on_matrices
+def copy(w, row, first, out):
+    """Copy the weights out to a row of numbers, from `first` on, or in from there."""
+    tuned()
+    heads, k, D = w.K.shape
+    for h in range(heads):
+        at_K, at_Q, at_V, at_O = _places(w, h)
+        a = mate(w.mate) // across(w.width)
+        while a < max(k, w.V.shape[1]):
+            i = mate(w.mate) % across(w.width)
+            while i < D:
+                at = first + a * D + i
+                if a < k:
+                    _exchange(w.K, h, a, i, row, at_K + at, out)
+                    _exchange(w.Q, h, a, i, row, at_Q + at, out)
+                if a < w.V.shape[1]:
+                    _exchange(w.V, h, a, i, row, at_V + at, out)
+                i += across(w.width)
+                if w.single:
+                    break
+            a += mates(w.mates) // across(w.width)
+            if w.single:
+                break
+        a = mate(w.mate)
+        while a < w.V.shape[1]:
+            if out:
+                row[u(first + at_O + a)] = w.O[u(h), u(a)]
+            else:
+                w.O[u(h), u(a)] = row[u(first + at_O + a)]
+            a += mates(w.mates)
+            if w.single:
+                break
+
+
+@on_matrices
 def move(w, is_little, far):
     """Go there, unless that is beyond `far` or nowhere: whether it is not, known at once where it is little."""
     tuned()
-    heads, k, D = w.K.shape
-    size = 2 * k * D + w.V.shape[1] * (D + 1)
     if not is_little:
         square = 0.0
-        for i in range(heads * size):
+        for i in range(len(w.moved)):
             square += w.moved[u(i)] * w.moved[u(i)]
         if not square <= far * far:  # nor is NaN
             return False
-    for h in range(heads):
-        _move(w, h, h * size)
+    copy(w, w.moved, 0, False)
     return True
