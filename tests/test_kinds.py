@@ -15,7 +15,7 @@ import largeprompt as lp
 from catalogue import covariance, f, matrix
 from largeprompt import attention, concentration, dynamics, engine, icl
 from largeprompt.concentration import bounds, deviation, predict, prompt_length_for
-from largeprompt.engine._form import refusal
+from largeprompt.engine._training_arrays import refusal
 from refusals import assert_refused
 from significance import assert_close_in_sigmas
 

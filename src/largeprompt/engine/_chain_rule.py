@@ -6,77 +6,49 @@ UB_q$.
 
 Where threads of a GPU share a layer, each computes entries of its own of every matrix, `across(width)` columns and
 `mates(mates) // across(width)` rows apart, at most one where that is `single`; a processor's one thread computes all.
-Loops over them are written out: how often a range with a step runs takes a division to know.
+Loops over them are `while` loops: how often a range with a step runs takes a division to know.
 """
-
-from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from ._target import across, mate, mates, shared, tuned
+from ._target import across, alone, mate, mates, shared, tuned
 
 # sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
 on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
+in_caller = numba.njit(forceinline=True)
+_BEYOND = 2**62
 u = np.uintp  # an index that does not count from the end
 
 
-class Weights(NamedTuple):
-    """The heads of one layer, stacked on the first axis, and room for what each step computes from them."""
-
-    K: np.ndarray
-    Q: np.ndarray
-    V: np.ndarray
-    O: np.ndarray
-    learns_K: bool
-    learns_O: bool
-    scale: float
-    K_hat: np.ndarray
-    Q_hat: np.ndarray
-    v: np.ndarray
-    U_hat: np.ndarray
-    v_hat: np.ndarray
-    dU: np.ndarray
-    dv: np.ndarray
-    dK: np.ndarray
-    dQ: np.ndarray
-    moved: np.ndarray
-    mate: int
-    mates: int
-    width: int
-    single: bool
+@in_caller
+def first_row(w):
+    """The first row of a matrix of which this thread has entries."""
+    return mate(w.mate) // across(w.width)
 
 
-def array_shapes(h: int, k: int, r: int, D: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and type of every array of `Weights` for h heads of rank k and r values; sampling reads Û, v̂ in float32."""
-    shapes = {
-        "K": (h, k, D),
-        "Q": (h, k, D),
-        "V": (h, r, D),
-        "O": (h, r),
-        "K_hat": (h, k, D),
-        "Q_hat": (h, k, D - 1),
-        "v": (h, D),
-        "U_hat": (h, D, D - 1),
-        "v_hat": (h, D),
-        "dU": (h, D, D - 1),
-        "dv": (h, D),
-        "dK": (h, k, D),
-        "dQ": (h, k, D),
-        "moved": (h * (2 * k * D + r * (D + 1)),),
-    }
-    return {name: (shape, np.float32 if name in ("U_hat", "v_hat") else np.float64) for name, shape in shapes.items()}
+@in_caller
+def first_column(w):
+    """The first column of which it has entries."""
+    return mate(w.mate) % across(w.width)
 
 
-def weights(K, Q, V, O, learns_K: bool, learns_O: bool, scale: float) -> Weights:
-    """K and Q of shape (h, k, D), V (h, r, D) and O (h, r), with the room they need."""
-    h, k, D = K.shape
-    arrays = {name: np.zeros(shape, kind) for name, (shape, kind) in array_shapes(h, k, V.shape[1], D).items()}
-    for name, part in zip("KQVO", (K, Q, V, O), strict=True):
-        arrays[name][...] = part
-    return Weights(
-        **arrays, learns_K=learns_K, learns_O=learns_O, scale=float(scale), mate=0, mates=1, width=1, single=False
-    )
+@in_caller
+def next_row(w, i):
+    """The next row of which it has entries; beyond all of them where it has one entry at most."""
+    return _BEYOND if alone(w.single) else i + mates(w.mates) // across(w.width)
+
+
+@in_caller
+def next_column(w, j):
+    """The next column of which it has entries."""
+    return _BEYOND if alone(w.single) else j + across(w.width)
+
+
+@in_caller
+def next_entry(w, i):
+    """The next entry of a vector that it has."""
+    return _BEYOND if alone(w.single) else i + mates(w.mates)
 
 
 @on_matrices
@@ -84,25 +56,21 @@ def _set_product(a, b, inner, plain, out, w):
     """out = a b with that inner dimension, or a's first columns where b is the identity."""
     tuned()
     rows, columns = out.shape
-    i = mate(w.mate) // across(w.width)
+    i = first_row(w)
     while i < rows:
-        j = mate(w.mate) % across(w.width)
+        j = first_column(w)
         while j < columns:
             total = a[u(i), u(j)] if plain else 0.0
             if shared() and not plain:
                 for k in range(inner):
                     total += a[u(i), u(k)] * b[u(k), u(j)]
             out[u(i), u(j)] = total
-            j += across(w.width)
-            if w.single:
-                break
+            j = next_column(w, j)
         if not shared() and not plain:  # vectors along the columns
             for k in range(inner):
                 for j in range(columns):
                     out[u(i), u(j)] += a[u(i), u(k)] * b[u(k), u(j)]
-        i += mates(w.mates) // across(w.width)
-        if w.single:
-            break
+        i = next_row(w, i)
 
 
 @on_matrices
@@ -110,18 +78,16 @@ def _set_product_of_transposed(a, b, inner, scale, out, w):
     """out = scale · aᵀ b with that inner dimension."""
     tuned()
     rows, columns = out.shape
-    i = mate(w.mate) // across(w.width)
+    i = first_row(w)
     while i < rows:
-        j = mate(w.mate) % across(w.width)
+        j = first_column(w)
         while j < columns:
             total = 0.0
             if shared():
                 for k in range(inner):
                     total += a[u(k), u(i)] * b[u(k), u(j)]
             out[u(i), u(j)] = scale * total
-            j += across(w.width)
-            if w.single:
-                break
+            j = next_column(w, j)
         if not shared():  # vectors along the columns, four rows of b a pass
             k = 0
             while k + 4 <= inner:
@@ -134,9 +100,7 @@ def _set_product_of_transposed(a, b, inner, scale, out, w):
                 for j in range(columns):
                     out[i, j] += p * b[k, j]
                 k += 1
-        i += mates(w.mates) // across(w.width)
-        if w.single:
-            break
+        i = next_row(w, i)
 
 
 @on_matrices
@@ -144,9 +108,9 @@ def _set_product_with_transposed(a, b, inner, scale, plain, out, w):
     """out = scale · a bᵀ with that inner dimension; where b is the identity, a itself with zeros after its columns."""
     tuned()
     rows, columns = out.shape
-    i = mate(w.mate) // across(w.width)
+    i = first_row(w)
     while i < rows:
-        j = mate(w.mate) % across(w.width)
+        j = first_column(w)
         while j < columns:
             total = 0.0
             if plain:
@@ -155,12 +119,8 @@ def _set_product_with_transposed(a, b, inner, scale, plain, out, w):
                 for k in range(inner):
                     total += a[u(i), u(k)] * b[u(j), u(k)]
             out[u(i), u(j)] = scale * total
-            j += across(w.width)
-            if w.single:
-                break
-        i += mates(w.mates) // across(w.width)
-        if w.single:
-            break
+            j = next_column(w, j)
+        i = next_row(w, i)
 
 
 @on_matrices
@@ -175,14 +135,12 @@ def _apply(matrix, vector, n, plain, out, w):
             for a in range(n):
                 total += matrix[u(i), u(a)] * vector[u(a)]
         out[u(i)] = total
-        i += mates(w.mates)
-        if w.single:
-            break
+        i = next_entry(w, i)
 
 
 @on_matrices
-def begin_look(w, B, Bq, plain):
-    """What `look` needs of K, Q, V and O; `plain` says that B and Bq are the identity."""
+def begin_projection(w, B, Bq, plain):
+    """Compute what `project` needs of K, Q, V and O; `plain` says that B and Bq are the identity."""
     tuned()
     heads, _, D = w.K.shape
     for h in range(heads):
@@ -196,14 +154,12 @@ def begin_look(w, B, Bq, plain):
                 total += w.O[u(h), u(a)] * w.V[u(h), u(a), u(i)]
             w.v[u(h), u(i)] = total
             w.dv[u(h), u(i)] = 0.0
-            i += mates(w.mates)
-            if w.single:
-                break
+            i = next_entry(w, i)
 
 
 @on_matrices
-def look(w, B, plain):
-    """Û and v̂ of every head, with their slopes at 0, once all threads have begun."""
+def project(w, B, plain):
+    """Compute Û and v̂ of every head and clear their gradients, once all threads have begun."""
     tuned()
     heads, k, D = w.K.shape
     for h in range(heads):
@@ -214,24 +170,20 @@ def look(w, B, plain):
             _set_product(w.Q_hat[u(h)], B, D, True, U, w)
         else:
             _set_product_of_transposed(B, w.Q_hat[u(h)], D, 1.0, U, w)
-        i = mate(w.mate) // across(w.width)
+        i = first_row(w)
         while i < D:
-            j = mate(w.mate) % across(w.width)
+            j = first_column(w)
             while j < D - 1:
                 w.U_hat[u(h), u(i), u(j)] = U[u(i), u(j)]
                 U[u(i), u(j)] = 0.0
-                j += across(w.width)
-                if w.single:
-                    break
-            i += mates(w.mates) // across(w.width)
-            if w.single:
-                break
+                j = next_column(w, j)
+            i = next_row(w, i)
         _apply(B.T, w.v[u(h)], D, plain, w.v_hat[u(h)], w)
 
 
 @on_matrices
-def silence(w):
-    """Û = 0 and v̂ = 0, instead of a look."""
+def clear_projection(w):
+    """Set Û = 0 and v̂ = 0 instead of projecting."""
     tuned()
     heads, D, d = w.U_hat.shape
     for h in range(heads):
@@ -244,8 +196,8 @@ def silence(w):
 
 
 @on_matrices
-def begin_slopes(w, B, plain):
-    r"""Of the slopes in K, Q and v, the one in v, in the room of v, and what the others need.
+def begin_backprop(w, B, plain):
+    r"""Compute the gradient in v, in the room of v, and what those in K and Q need.
 
     They are $s\hat Q(\partial\hat U)^\top B^\top$, $s\hat K\,\partial\hat U B_q^\top$ and $B\,\partial\hat v$.
     """
@@ -256,15 +208,15 @@ def begin_slopes(w, B, plain):
         dU, Q_hat = w.dU[u(h)], w.Q_hat[u(h)]
         if w.learns_K:
             _set_product_with_transposed(Q_hat, dU, D - 1, w.scale, False, w.dQ[u(h)], w)
-        elif plain:  # Û = Bᵀ Q B_q: the slope in Q is B ∂Û B_qᵀ
+        elif plain:  # Û = Bᵀ Q B_q: the gradient in Q is B ∂Û B_qᵀ
             _set_product(dU, B, D, True, Q_hat, w)
         else:
             _set_product(B, dU, D, False, Q_hat, w)
 
 
 @on_matrices
-def slopes(w, B, plain):
-    """The slope in K and what the one in Q needs, once all threads have begun."""
+def backprop(w, B, plain):
+    """Compute the gradient in K and what the one in Q needs, once all threads have begun."""
     tuned()
     heads, _, D = w.K.shape
     if w.learns_K:
@@ -283,32 +235,28 @@ def _places(w, h):
 
 
 @on_matrices
-def _set_moved(w, h, rate):
-    """Where a step down would lead head h; the sum of the squares of what this thread has of it."""
+def _propose_head(w, h, rate):
+    """Compute head h after a step down; return the sum of the squares of what this thread has of it."""
     tuned()
     _, k, D = w.K.shape
     at_K, at_Q, at_V, at_O = _places(w, h)
     square = 0.0
-    a = mate(w.mate) // across(w.width)
+    a = first_row(w)
     while a < max(k, w.V.shape[1]):
-        i = mate(w.mate) % across(w.width)
+        i = first_column(w)
         while i < D:
             if a < k:
                 K = w.K[u(h), u(a), u(i)] - (rate * w.dK[u(h), u(a), u(i)] if w.learns_K else 0.0)
                 Q = w.Q[u(h), u(a), u(i)] - rate * w.dQ[u(h), u(a), u(i)]
-                w.moved[u(at_K + a * D + i)] = K
-                w.moved[u(at_Q + a * D + i)] = Q
+                w.proposed[u(at_K + a * D + i)] = K
+                w.proposed[u(at_Q + a * D + i)] = Q
                 square += K * K + Q * Q
             if a < w.V.shape[1]:
                 V = w.V[u(h), u(a), u(i)] - rate * w.O[u(h), u(a)] * w.v[u(h), u(i)]
-                w.moved[u(at_V + a * D + i)] = V
+                w.proposed[u(at_V + a * D + i)] = V
                 square += V * V
-            i += across(w.width)
-            if w.single:
-                break
-        a += mates(w.mates) // across(w.width)
-        if w.single:
-            break
+            i = next_column(w, i)
+        a = next_row(w, a)
     a = mate(w.mate)
     while a < w.V.shape[1]:
         slope = 0.0
@@ -316,29 +264,27 @@ def _set_moved(w, h, rate):
             for i in range(D):
                 slope += w.V[u(h), u(a), u(i)] * w.v[u(h), u(i)]
         O = w.O[u(h), u(a)] - rate * slope
-        w.moved[u(at_O + a)] = O
+        w.proposed[u(at_O + a)] = O
         square += O * O
-        a += mates(w.mates)
-        if w.single:
-            break
+        a = next_entry(w, a)
     return square
 
 
 @on_matrices
-def set_moved(w, Bq, plain, rate):
-    """Where a step down would lead, once all threads have slopes: the sum of the squares of this thread's part."""
+def propose(w, Bq, plain, rate):
+    """Compute the weights after a step down, once all threads have gradients; return the squares of this thread's."""
     tuned()
     heads, _, D = w.K.shape
     square = 0.0
     for h in range(heads):
         _set_product_with_transposed(w.Q_hat[u(h)], Bq, D - 1, 1.0, plain, w.dQ[u(h)], w)
-        square += _set_moved(w, h, rate)
+        square += _propose_head(w, h, rate)
     return square
 
 
 @on_matrices
-def little(square, far, n):
-    """Whether n such squares are together within `far`, which NaN is not."""
+def surely_within(square, far, n):
+    """Whether n such sums are together within `far`, which NaN is not."""
     tuned()
     return square <= far * far / n
 
@@ -359,9 +305,9 @@ def copy(w, row, first, out):
     heads, k, D = w.K.shape
     for h in range(heads):
         at_K, at_Q, at_V, at_O = _places(w, h)
-        a = mate(w.mate) // across(w.width)
+        a = first_row(w)
         while a < max(k, w.V.shape[1]):
-            i = mate(w.mate) % across(w.width)
+            i = first_column(w)
             while i < D:
                 at = first + a * D + i
                 if a < k:
@@ -369,32 +315,29 @@ def copy(w, row, first, out):
                     _exchange(w.Q, h, a, i, row, at_Q + at, out)
                 if a < w.V.shape[1]:
                     _exchange(w.V, h, a, i, row, at_V + at, out)
-                i += across(w.width)
-                if w.single:
-                    break
-            a += mates(w.mates) // across(w.width)
-            if w.single:
-                break
+                i = next_column(w, i)
+            a = next_row(w, a)
         a = mate(w.mate)
         while a < w.V.shape[1]:
             if out:
                 row[u(first + at_O + a)] = w.O[u(h), u(a)]
             else:
                 w.O[u(h), u(a)] = row[u(first + at_O + a)]
-            a += mates(w.mates)
-            if w.single:
-                break
+            a = next_entry(w, a)
 
 
 @on_matrices
-def move(w, is_little, far):
-    """Go there, unless that is beyond `far` or nowhere: whether it is not, known at once where it is little."""
+def accept(w, is_within, far):
+    """Take the proposed weights unless they are beyond `far` or not numbers; return whether they are taken.
+
+    `is_within` says that they are within `far` without another look.
+    """
     tuned()
-    if not is_little:
+    if not is_within:
         square = 0.0
-        for i in range(len(w.moved)):
-            square += w.moved[u(i)] * w.moved[u(i)]
+        for i in range(len(w.proposed)):
+            square += w.proposed[u(i)] * w.proposed[u(i)]
         if not square <= far * far:  # nor is NaN
             return False
-    copy(w, w.moved, 0, False)
+    copy(w, w.proposed, 0, False)
     return True

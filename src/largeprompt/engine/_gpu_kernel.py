@@ -1,9 +1,9 @@
-"""The loop over steps on a GPU: a block of threads is a run, a thread of it one prompt of the batch.
+"""The loop over steps on a GPU: a block of threads is a run, and each of its threads has one prompt of the batch.
 
 The weights stay in the memory that a block shares, what is computed for a prompt in the registers of its thread. Long
 prompts have several threads, which deal the tokens out among them; one of them then does the rest. Of two layers, each
-half of the threads keeps one. Sources that a processor compiles as well are `_batch`, `_readings`, `_wishart`,
-`_weights` and all below them.
+half of the threads keeps one. The processor compiles the same `_batch`, `_readings`, `_wishart`, `_chain_rule` and all
+below them.
 """
 
 import functools
@@ -14,7 +14,18 @@ from numba import cuda as _cuda  # an extra
 from numba import types
 
 from ._batch import Law, Workspace, columns, draw_instances, instances, rows_of
-from ._chain_rule import begin_look, begin_slopes, copy, little, look, move, set_moved, silence, slopes, u
+from ._chain_rule import (
+    accept,
+    backprop,
+    begin_backprop,
+    begin_projection,
+    clear_projection,
+    copy,
+    project,
+    propose,
+    surely_within,
+    u,
+)
 from ._gpu_gradients import adding_gradients
 from ._gpu_prompts import drawing_ahead, sums_over_tokens
 from ._gpu_shapes import (
@@ -40,7 +51,7 @@ real32, real64, whole32 = types.float32, types.float64, types.int32  # of arrays
 
 
 def _on_own(function: Any, pair: bool) -> Any:
-    """Of two layers, the one that a thread keeps."""
+    """Apply a function to the layer, of two, that a thread keeps."""
 
     @cuda.jit(device=True)
     def on_own(second, soft, line, *rest):
@@ -65,8 +76,8 @@ def train(shape: KernelShape) -> Any:
         weights_on_chip(layer, shape, number) if shape.on_chip else weights_in_memory(layer, shape)
         for number, layer in enumerate((shape.layers[0], shape.layers[-1]))
     )
-    own_begin_look, own_begin_slopes, own_slopes, own_set_moved, own_move, own_copy = (
-        _on_own(function, pair) for function in (begin_look, begin_slopes, slopes, set_moved, move, copy)
+    own_begin_projection, own_begin_backprop, own_backprop, own_propose, own_accept, own_copy = (
+        _on_own(function, pair) for function in (begin_projection, begin_backprop, backprop, propose, accept, copy)
     )
     sizes = rows_of(d, m, n)
     assert tuple(sizes) == Workspace._fields[: len(sizes)]
@@ -100,7 +111,7 @@ def train(shape: KernelShape) -> Any:
     def run_blocks(
         order, integers, rates, scales, laws, softs, lines, states, marks, kept, far, deadline, budget, speed
     ):
-        """Each block a run: from its step on until its stop, or until the deadline.
+        """Advance one run per block: from its step on until its stop, or until the deadline.
 
         That is `budget` nanoseconds after the first block of all has begun; `speed` is the most cycles of a nanosecond.
         """
@@ -179,14 +190,14 @@ def train(shape: KernelShape) -> Any:
             hand_over(s, lane, drawn)
             hand_instances(s, lane, stage)
         while going and step < stop:
-            own_begin_look(second, soft, line, law.B, law.Bq, law.plain)
+            own_begin_projection(second, soft, line, law.B, law.Bq, law.plain)
             together()
             if second:
-                look(line, law.B, law.plain)
+                project(line, law.B, law.plain)
             elif pair and diverged >= 0:  # it stays as it was, but the other must not see such numbers
-                silence(soft)
+                clear_projection(soft)
             else:
-                look(soft, law.B, law.plain)
+                project(soft, law.B, law.plain)
             together()
             t = u32(step)
             for first in range(0, batch, prompts):
@@ -228,18 +239,18 @@ def train(shape: KernelShape) -> Any:
                         hand_instances(s, lane, stage)
                     if batch > prompts:
                         together()
-            own_begin_slopes(second, soft, line, law.B, law.plain)
+            own_begin_backprop(second, soft, line, law.B, law.plain)
             together()
-            own_slopes(second, soft, line, law.B, law.plain)
+            own_backprop(second, soft, line, law.B, law.plain)
             together()
-            square = own_set_moved(second, soft, line, law.Bq, law.plain, rate)
-            all_little = all_agree(diverged >= 0 or little(square, far, mates))
-            if diverged < 0 and not own_move(second, soft, line, all_little, far):
+            square = own_propose(second, soft, line, law.Bq, law.plain, rate)
+            all_within = all_agree(diverged >= 0 or surely_within(square, far, mates))
+            if diverged < 0 and not own_accept(second, soft, line, all_within, far):
                 diverged = step
                 if mate == 0:
                     gone[layer] = True
             step += 1
-            if step == due:  # each thread copies what it has moved
+            if step == due:  # each thread copies the entries that it has set
                 own_copy(second, soft, line, kept[u(run), u(mark)], offset, True)
                 mark += 1
                 due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1

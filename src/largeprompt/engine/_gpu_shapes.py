@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._chain_rule import array_shapes
+from ._head_arrays import array_shapes
 from ._target import WARP
 from ._tokens import SHORT, SUMS
 
@@ -38,7 +38,7 @@ class LayerShape(NamedTuple):
         return self.number * (2 * self.rank * D + self.values * (D + 1))
 
     def bytes(self, D: int) -> int:
-        """Of all arrays."""
+        """The size of all arrays."""
         return sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in self.arrays(D).values())
 
 
@@ -54,7 +54,7 @@ class KernelShape(NamedTuple):
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Of softmax and of linear heads, two a head."""
+        """How many columns softmax and linear heads have, two per head."""
         softmax, linear = (0 if heads is None else 2 * heads.number for heads in (self.softmax, self.linear))
         return softmax, linear
 
@@ -90,7 +90,7 @@ class KernelShape(NamedTuple):
 
     @property
     def fixed_bytes(self) -> int:
-        """Of a block, whatever the threads of a prompt: weights, what is handed over, which layer has diverged."""
+        """What every block takes: for weights, for what is handed over, and for which layer has diverged."""
         return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.prompts + 8
 
     @property
@@ -108,7 +108,7 @@ class KernelShape(NamedTuple):
 
     @property
     def rows_across(self) -> int:
-        """Of what is drawn across the columns of one head of each layer."""
+        """How many rows are drawn across the columns of one head of each layer."""
         return (2 * (1 + (self.linear is not None)) + 2 * (self.linear is not None)) * (self.d + 1)
 
     @property
@@ -124,21 +124,21 @@ class KernelShape(NamedTuple):
 
     @property
     def instance_rows(self) -> int:
-        """Of what that thread draws for the query, its label and the task."""
+        """How many rows that thread draws for the query, its label and the task."""
         return -(-(2 * self.d + 1) // 4) * 4
 
     @property
     def pairs_ahead(self) -> int:
-        """Of tokens of a short prompt, that it draws while the first thread finds the directions to read them along.
+        """How many pairs of tokens it draws while the first thread finds the directions to read them along.
 
-        They lie where the thread that reads them then puts readings: it must not meet another's.
+        Short prompts alone. They lie where the thread that reads them then puts readings: it must not meet another's.
         """
         rows = self._room // (4 * (self.prompts + 1)) - self.instance_rows
         return min(max(0, rows) // 4, SHORT // 2) if self.helped and self.staged == self.prompts else 0
 
     @property
     def drawn_rows(self) -> int:
-        """Of what the threads of a prompt hand over to one another."""
+        """How many rows the threads of a prompt hand over to one another."""
         one_head = self.softmax is not None and self.softmax.number == 1
         return 3 + (self.rows_across + 4 if self.helped else 0) if one_head else 0
 
@@ -153,6 +153,6 @@ class KernelShape(NamedTuple):
         return max(1, min(self.prompts // (self.d + 1) ** 2, 8))
 
     def shared_bytes(self, parts: int) -> int:
-        """Of readings, of what is drawn for the next prompts, or of sums over tokens of so many threads a prompt."""
+        """What a block takes for readings, for what is drawn ahead, or for sums over tokens of that many threads."""
         ahead = (self.prompts + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
         return max(self._of_readings(self.staged), 4 * ahead, 4 * self.prompts * (len(SUMS) + 1) * (parts - 1))

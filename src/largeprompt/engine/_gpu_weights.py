@@ -5,8 +5,8 @@ from typing import Any
 from numba import cuda as _cuda  # an extra
 from numba import types
 
-from ._chain_rule import Weights
 from ._gpu_shapes import KernelShape, LayerShape
+from ._head_arrays import Weights
 from ._target import PLAIN_PYTHON
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
@@ -18,7 +18,7 @@ def weights_on_chip(layer: LayerShape, shape: KernelShape, number: int):
     shapes = {name: size for name, (size, _) in layer.arrays(shape.d + 1).items()}
     K, Q, V, O, K_hat, Q_hat, v = (shapes[name] for name in ("K", "Q", "V", "O", "K_hat", "Q_hat", "v"))
     U_hat, v_hat, dU, dv = (shapes[name] for name in ("U_hat", "v_hat", "dU", "dv"))
-    dK, dQ, moved = (shapes[name] for name in ("dK", "dQ", "moved"))
+    dK, dQ, proposed = (shapes[name] for name in ("dK", "dQ", "proposed"))
     learns_K, learns_O, width, single = layer.learns_K, layer.learns_O, shape.width, shape.single
 
     def make(given, run, scale, mate, mates):
@@ -39,20 +39,20 @@ def weights_on_chip(layer: LayerShape, shape: KernelShape, number: int):
             cuda.shared.array(dv, real64),
             cuda.shared.array(dK, real64),
             cuda.shared.array(dQ, real64),
-            cuda.shared.array(moved, real64),
+            cuda.shared.array(proposed, real64),
             mate,
             mates,
             width,
             single,
         )
 
-    if PLAIN_PYTHON:  # the simulator tells arrays apart by the line that makes them, and has one for both layers
+    if PLAIN_PYTHON:  # the simulator distinguishes arrays by the line that makes them, and has one for both layers
         make.__code__ = make.__code__.replace(co_filename=f"{__file__}, layer {number}")
     return cuda.jit(device=True)(make)
 
 
 def weights_in_memory(layer: LayerShape, shape: KernelShape):
-    """The same in the memory of the card, where each run has room of its own."""
+    """A function of the GPU that finds a layer's weights in the memory of the card, where each run has its own room."""
     learns_K, learns_O, width, single = layer.learns_K, layer.learns_O, shape.width, shape.single
 
     @cuda.jit(device=True)
@@ -74,7 +74,7 @@ def weights_in_memory(layer: LayerShape, shape: KernelShape):
             w.dv[run],
             w.dK[run],
             w.dQ[run],
-            w.moved[run],
+            w.proposed[run],
             mate,
             mates,
             width,

@@ -1,4 +1,4 @@
-r"""Sums over Gaussian prompts: all that softmax attention with one head sees of them, one prompt a lane.
+r"""Sums over Gaussian prompts: all that softmax attention with one head sees of them, one prompt per lane.
 
 A token's score is $\beta g$ and its coordinates along an orthonormal basis are standard normal $h_0 = g, h_1, \dots,
 h_{k-1}$; what lies across the basis is Gaussian given these sums (the squares of the weights say how wide). With
@@ -128,7 +128,7 @@ def gaussian_prompt_sums(
     start: int = 0,
     device: Device = "auto",
 ) -> Float[np.ndarray, "b sums"]:
-    """A row a prompt: the sums with ω, those with ω², and the shift s, for scores βg of L tokens and k coordinates.
+    """One row per prompt: the sums with ω, those with ω², and the shift s, for scores βg of L tokens and k coordinates.
 
     The prompt in row i is a function of (seed, L, start + i) alone, whatever the threads or the others beside it; on a
     GPU its sums are the same to float32's rounding.

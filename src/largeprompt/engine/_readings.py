@@ -98,7 +98,7 @@ def cholesky(gram, n, first, stride, root, inverse):
 
 @on_lanes
 def split_value(R, stride, sums, gram, root):
-    r"""The corner of one head's root that belongs to the coordinates g, made anew so that small scores do no harm.
+    r"""The corner of one head's root that belongs to the coordinates g, computed again so that small scores do no harm.
 
     For these $e^sf$ is nearly f. What is left of f across a and p is then nearly 0, and its square, taken from the Gram
     matrix, rounding alone. But $u = f - \lambda e^sf$ differs from f by a sum of multiples of a and p, is as small,
@@ -109,7 +109,7 @@ def split_value(R, stride, sums, gram, root):
     for j in range(lanes()):
         along, across = f64(R[row(1, j)]), f64(R[row(stride + 1, j)])
         square = along * along + across * across
-        valued = square > _LEAST_SQUARE  # else there is no f to tell from g
+        valued = square > _LEAST_SQUARE  # else f is 0 and has no direction
         unit = 1.0 / math.sqrt(square) if valued else 0.0
         c, s = along * unit, across * unit if valued else 1.0
         ga, gp, ha, hp = root[row(8, j)], root[row(9, j)], root[row(12, j)], root[row(13, j)]
@@ -148,7 +148,7 @@ def _clear(y, n):
 
 @assembled
 def draw_across(L, D, m, n, w, prompt, step, k0, k1):
-    """What is random beside the tokens: Ξ of m softmax and n linear columns, and the root T of a Wishart matrix."""
+    """Draw what is random beside the tokens: Ξ of m softmax and n linear columns, and a Wishart matrix's root T."""
     across = 2 * m if n else m
     fill_normals(w.xi, 0, (across + n) * D, prompt, step, ACROSS, k0, k1)
     if n:
@@ -157,7 +157,7 @@ def draw_across(L, D, m, n, w, prompt, step, k0, k1):
 
 @assembled
 def readings_from_sums(D, m, n, products, w):
-    """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`, of n columns."""
+    """Compute the softmax readings from `w.sums`, the sums over tokens along the directions `w.E`, of n columns."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
     corner = m == 2 and products
@@ -202,7 +202,7 @@ def linear_readings(L, D, m, shared, w):
 
 @assembled
 def _add_shared(D, m, shared, w):
-    """To each reading of a linear head, what the tokens along the softmax heads' directions and along Ξ add."""
+    """Add to each reading of a linear head what tokens along the softmax heads' directions and along Ξ contribute."""
     n, across = shared + m, 2 * shared
     _clear(w.cross, shared * D)
     for i in range(shared):  # Σ_l g_li ζ⊥_l
@@ -232,7 +232,7 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
         for l in range(L):
             dot(w.tokens, l * D, w.columns, c * D, D, w.S, l)
             dot(w.tokens, l * D, w.columns, (c + 1) * D, D, w.S, L + l)
-        _weights(L, w.S, w.work)
+        _softmax_in_place(L, w.S, w.work)
         for l in range(L):
             add_multiple(w.softmax, c * D, w.S, l, w.tokens, l * D, D)
             add_multiple(w.softmax, (c + 1) * D, w.S, L + l, w.tokens, l * D, D)
@@ -245,7 +245,7 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
 
 
 @on_lanes
-def _weights(L, S, work):
+def _softmax_in_place(L, S, work):
     """Scores and values, L rows each, become the weights a and the coefficients a (f - Σ a f)."""
     tuned()
     for j in range(lanes()):

@@ -111,14 +111,14 @@ def _shared(context):
     return types.boolean(), generate
 
 
-def _shared_out(constant: int):
-    """A number that says how the threads of a GPU share something out; a processor's one thread has a constant."""
+def _shared_out(constant: int, kind: Any = types.intp):
+    """What says how the threads of a GPU share something out; a processor's one thread has a constant."""
 
     def function(context, number):
         def generate(context, builder, signature, arguments):
-            return arguments[0] if _on_gpu(context) else context.get_constant(types.intp, constant)
+            return arguments[0] if _on_gpu(context) else context.get_constant(kind, constant)
 
-        return types.intp(types.intp), generate
+        return kind(kind), generate
 
     return function
 
@@ -208,6 +208,7 @@ member = _either(_register("tid.x"), lambda: _thread().threadIdx.x)  # which thr
 members = _either(_register("ntid.x"), lambda: _thread()._manager._block_dim[0])  # how many there are
 mate = _either(_shared_out(0), lambda own: own)  # which of those that share a layer
 mates = _either(_shared_out(1), lambda number: number)  # how many they are
+alone = _either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
 across = _either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
 together = _either(_together, lambda: _thread().syncthreads())
 all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))

@@ -2,43 +2,35 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import equinox as eqx
 import numpy as np
 
-from largeprompt.attention import (
-    AbstractLayer,
-    Head,
-    LinearAttention,
-    MultiHead,
-    SoftmaxAttention,
-    kind_of,
-    known_heads,
-)
+from largeprompt.attention import AbstractLayer, Head, LinearAttention, MultiHead, SoftmaxAttention, kind_of
+from largeprompt.attention._forms import described
 from largeprompt.dynamics import Layers, Training
 from largeprompt.icl import LinearRegression
 
 from ._batch import Law
-from ._chain_rule import Weights, weights
+from ._head_arrays import Weights, weights
 
 _COUNTERS = 2**32  # of a step's random numbers
 # A prompt of so many tokens differs from its law by a 10⁻⁹th, less than float32 can hold: longer ones are read as this.
 _LONGEST = 2**62
 
 
-class Form:
+class TrainingArrays:
     """The law and the weights of a training, softmax attention before linear attention; `length` is 0 for L = inf."""
 
     def __init__(self, training: Training, layers: Layers):
-        task = training.task
-        assert isinstance(task, LinearRegression)
-        self.law = _law(task)
+        self.law = _law(cast(LinearRegression, training.task))
         self.length = 0 if math.inf == training.L else min(int(training.L), _LONGEST)
-        self._order = sorted(range(len(layers)), key=lambda i: _kind(layers[i]) == "linear")
-        self.weights = self.parts(layers)
-        kinds = [_kind(layers[i]) for i in self._order]
-        self.softmax = self.weights[0] if kinds[0] == "softmax" else None
-        self.linear = self.weights[-1] if kinds[-1] == "linear" else None
+        kinds = [kind_of(_heads(layer)[0]) for layer in layers]
+        self._order = sorted(range(len(layers)), key=lambda i: kinds[i] == "linear")
+        self.weights = self.weights_of(layers)
+        self.softmax = self.weights[0] if "softmax" in kinds else None
+        self.linear = self.weights[-1] if "linear" in kinds else None
 
     def ordered(self, items: Sequence) -> tuple:
         """What belongs to each layer, in our order."""
@@ -48,13 +40,13 @@ class Form:
         """The same, in the order in which the layers were given."""
         return tuple(items[self._order.index(i)] for i in range(len(self._order)))
 
-    def parts(self, layers: Layers) -> list[Weights]:
-        """The weights of layers of this form, in our order."""
-        return [_weights(layers[i]) for i in self._order]
+    def weights_of(self, layers: Layers) -> tuple[Weights, ...]:
+        """The weights of layers like these, in our order."""
+        return tuple(_weights(layer) for layer in self.ordered(layers))
 
     def vector(self, layers: Layers) -> np.ndarray:
         """All weights that are learnt, and those that stay, as one row."""
-        return np.concatenate([np.ravel(array) for w in self.parts(layers) for array in (w.K, w.Q, w.V, w.O)])
+        return np.concatenate([np.ravel(array) for w in self.weights_of(layers) for array in (w.K, w.Q, w.V, w.O)])
 
     def layers(self, like: Layers, vector: np.ndarray) -> Layers:
         """The layers of such a row, or of many, with as many entries first in each of their arrays."""
@@ -69,71 +61,62 @@ class Form:
 
 
 def refusal(training: Training, layers: Layers) -> str | None:
-    """Why the fused engine cannot carry this training out; None where it can."""
+    """Why the fused engine cannot run this training; None where it can.
+
+    This is its only door: exactly softmax and linear attention come in, and heads of these.
+    """
     task = training.task
     if type(task) is not LinearRegression:
         return f"the task is {type(task).__name__}, not LinearRegression with its own loss"
     if task.targets != 1:
         return f"the task has {task.targets} targets, not one"
-    kinds = []
+    kinds, counters = [], 1
     for layer in layers:
-        if known_heads(layer) is None:
-            return f"a layer is {type(layer).__name__}, not softmax or linear attention or heads of these"
-        parts = _heads(layer)
-        if len({_kind(part) for part in parts}) > 1:
+        heads = _heads(layer)
+        of_heads = {kind_of(head) for head in heads}
+        if None in of_heads:
+            return f"a layer is {described(layer)}, not softmax or linear attention or heads of these"
+        if len(of_heads) > 1:
             return "a layer mixes softmax and linear heads"
-        if len({_shape(part) for part in parts}) > 1:
+        if len({_shape(head) for head in heads}) > 1:
             return "the heads of a layer differ in shape or scale"
-        kinds.append(_kind(layer))
+        kinds.append(kind_of(heads[0]))
+        if kinds[-1] == "softmax":  # one head draws two tokens a counter, m columns take (m + 3) // 4 counters a token
+            counters = (2 * len(heads) + 3) // 4
     if sorted(kinds) not in (["softmax"], ["linear"], ["linear", "softmax"]):
-        return f"the layers are {', '.join(kinds)}, not one or a softmax and a linear one"
-    # one head draws two tokens a counter, m columns of several heads take (m + 3) // 4 counters a token
-    counters = [(2 * len(_heads(layer)) + 3) // 4 for layer in layers if _kind(layer) == "softmax"]
-    longest = _COUNTERS // max(counters, default=1)
-    if counters and math.inf > training.L >= longest:
-        return f"L is {training.L:.4g}, and the tokens of softmax attention are counted below {longest}"
+        return f"the layers are {', '.join(map(str, kinds))}, not one or a softmax and a linear one"
+    if "softmax" in kinds and math.inf > training.L >= _COUNTERS // counters:
+        return f"L is {training.L:.4g}, and the tokens of softmax attention are counted below {_COUNTERS // counters}"
     return None
 
 
 def _heads(layer: AbstractLayer) -> Sequence[AbstractLayer]:
-    return layer.heads if isinstance(layer, MultiHead) else (layer,)
-
-
-def _kind(layer: AbstractLayer) -> str:
-    kind = kind_of(_heads(layer)[0])
-    assert kind is not None  # refused before
-    return kind
+    return layer.heads if type(layer) is MultiHead else (layer,)
 
 
 def _shape(head: AbstractLayer) -> object:
-    return (head.K.shape, head.V.shape, head.O is None, head.scale) if isinstance(head, Head) else None
+    return (head.K.shape, head.V.shape, head.O is None, head.scale) if type(head) is Head else None
 
 
 def _weights(layer: AbstractLayer) -> Weights:
-    parts = _heads(layer)
-    first = parts[0]
-    if not isinstance(first, Head):
-        assert isinstance(layer, SoftmaxAttention | LinearAttention)
-        one = np.eye(layer.dim)[None]
-        return weights(one, np.asarray(layer.U)[None], np.asarray(layer.V)[None, -1:], np.ones((1, 1)), False, False, 1)
-    K, Q, V = (np.stack([np.asarray(getattr(head, name)) for head in parts]) for name in "KQV")
-    if first.O is None:
-        O = np.tile(np.eye(V.shape[1])[-1], (len(parts), 1))
-        return weights(K, Q, V, O, True, False, first.scale)
-    O = np.stack([np.asarray(head.O)[-1] for head in parts if isinstance(head, Head) and head.O is not None])
-    return weights(K, Q, V, O, True, True, first.scale)
+    if type(layer) is SoftmaxAttention or type(layer) is LinearAttention:
+        identity, U, v = np.eye(layer.dim)[None], np.asarray(layer.U)[None], np.asarray(layer.V)[None, -1:]
+        return weights(identity, U, v, np.ones((1, 1)), False, False, 1)
+    heads = cast(Sequence[Head], _heads(layer))
+    K, Q, V = (np.stack([np.asarray(getattr(head, name)) for head in heads]) for name in "KQV")
+    learns_O = heads[0].O is not None
+    last = [np.eye(V.shape[1])[-1] if head.O is None else np.asarray(head.O)[-1] for head in heads]
+    return weights(K, Q, V, np.stack(last), True, learns_O, heads[0].scale)
 
 
 def with_arrays(layer: AbstractLayer, K: np.ndarray, Q: np.ndarray, V: np.ndarray, O: np.ndarray) -> AbstractLayer:
     """The layer with its learnt parts replaced; whatever axes come before those of `Weights` come first."""
-    if isinstance(layer, MultiHead):
-        heads = tuple(_with_head(head, K, Q, V, O, h) for h, head in enumerate(layer.heads))
-        return eqx.tree_at(lambda tree: tree.heads, layer, heads)
-    if isinstance(layer, Head):
-        return _with_head(layer, K, Q, V, O, 0)
-    assert isinstance(layer, SoftmaxAttention | LinearAttention)
-    U, last = Q[..., 0, :, :].copy(), V[..., 0, 0, :]
-    return eqx.tree_at(lambda tree: (tree.U, tree.V), layer, (U, _last_row(layer.V, last)))
+    if type(layer) is SoftmaxAttention or type(layer) is LinearAttention:
+        parts = Q[..., 0, :, :].copy(), _last_row(layer.V, V[..., 0, 0, :])
+        return eqx.tree_at(lambda tree: (tree.U, tree.V), layer, parts)
+    heads = cast(Sequence[Head], _heads(layer))
+    changed = tuple(_with_head(head, K, Q, V, O, h) for h, head in enumerate(heads))
+    return eqx.tree_at(lambda tree: tree.heads, layer, changed) if type(layer) is MultiHead else changed[0]
 
 
 def _with_head(head: Head, K: np.ndarray, Q: np.ndarray, V: np.ndarray, O: np.ndarray, h: int) -> Head:
