@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import _checks as checks
-from largeprompt.dynamics import Trajectory, flow_ladder, structured_start
+from largeprompt.dynamics import flow_ladder, structured_start
 from largeprompt.icl import LinearRegression, covariance_named
 
 from ._piece import AbstractPiece, Done
@@ -62,10 +62,8 @@ class Ladder(AbstractPiece):
             warnings.filterwarnings("ignore", message="alpha is")
             start = structured_start(self.task, self.alpha)
 
-        def report(L: float, flow: Trajectory) -> None:
-            done(f"{self.covariance}, L = {L:g}: flow to t = {flow.ended_at:g}")
-
-        rungs = flow_ladder(start, self.task, self.lengths, times, draws=self.draws, report=report)
+        rungs = flow_ladder(start, self.task, self.lengths, times, draws=self.draws)
+        done(f"{self.covariance}: flows at {len(self.lengths)} lengths and at infinite length")
         curves: dict[str, tuple[Any, str]] = {
             "distance": (rungs.distance, "distance of the parameters to the infinite-prompt flow"),
             "risk": (rungs.risk, "risk at length L along the flow at length L"),

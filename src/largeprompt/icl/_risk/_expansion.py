@@ -5,10 +5,10 @@ from jaxtyping import Array, Float
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, softmax_form
 
-from ._closed_forms import Blocks, blocks, gaussian_risk
-from ._optima import as_regression
-from ._regression import LinearRegression, root
-from ._task import as_predictor
+from .._blocks import Blocks, blocks
+from .._regression import LinearRegression, as_regression, root
+from .._task import as_predictor
+from ._closed_form import gaussian_risk
 
 
 def risk_rate(layer: AbstractLayer, task: LinearRegression) -> Float[Array, ""]:
@@ -43,4 +43,4 @@ def risk_expansion(layer: AbstractLayer, task: LinearRegression, L: int | float)
     r"""$R_\infty + \text{rate}/L$: the risk of softmax attention to first order, good once $L \gg e^{2\nu}$."""
     task = as_regression(task)
     parts = blocks(softmax_form(as_predictor(layer, task)), task)
-    return gaussian_risk(parts, task, jnp.inf) + risk_rate(layer, task) / float(checks.prompt_length(L))
+    return gaussian_risk(parts, task, jnp.inf) + rate(parts, task) / float(checks.prompt_length(L))

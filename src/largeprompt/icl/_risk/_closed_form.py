@@ -1,40 +1,41 @@
 r"""Risks of linear attention at every prompt length, and of softmax attention at infinite length, in closed form.
 
-Only four blocks of a layer reach the prediction: $U = \begin{pmatrix}A & *\\ C & *\end{pmatrix}$, the starred columns
-meeting the zeros of the query, and the rows $V = (P, R)$ of the predicted coordinates. Given $W$ the infinite layer
-predicts $G(W)\,x$ with $G = V\Gamma_W\binom{A}{C} = G_0 + (P\Sigma W^\top C + RW\Sigma A) + RW\Sigma W^\top C$ and
-$G_0 = P\Sigma A + s^2 RC$: an even part and an odd part in $W$, whose moments are those of a Gaussian matrix.
+Given $W$ the infinite layer of these `Blocks` predicts $G(W)\,x$ with $G = V\Gamma_W\binom{A}{C} = G_0 +
+(P\Sigma W^\top C + RW\Sigma A) + RW\Sigma W^\top C$ and $G_0 = P\Sigma A + s^2 RC$: an even part and an odd part in
+$W$, whose moments are those of a Gaussian matrix.
 """
 
-from typing import NamedTuple
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Real
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractAttention
 
-from ._regression import LinearRegression
-
-
-class Blocks(NamedTuple):
-    """The blocks of U and V that reach the prediction of a regression."""
-
-    A: Float[Array, "d d"]
-    C: Float[Array, "k d"]
-    P: Float[Array, "k d"]
-    R: Float[Array, "k k"]
-
-
-def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
-    """The blocks of a layer whose last outputs are the prediction."""
-    d, k = task.d, task.targets
-    V = attention.V[attention.outputs - k :]
-    return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
-
+from .._blocks import Blocks
+from .._regression import LinearRegression
+from ._abstract import AbstractGaussianRisk
 
 Scalar = int | float | Real[Array, ""]
+
+
+class ClosedForm(AbstractGaussianRisk):
+    """Linear attention at any length and softmax attention at infinite length: a formula.
+
+    With a `normaliser` the query is one more token of the prompt, as in `gaussian_risk`.
+    """
+
+    task: LinearRegression
+    L: Float[Array, ""]
+    normaliser: Float[Array, ""] | None
+    reason: str = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        return "closed form"
+
+    def of_blocks(self, parts):
+        return gaussian_risk(parts, self.task, self.L, self.normaliser)[None]
 
 
 def gaussian_risk(
@@ -70,16 +71,6 @@ def _gaussian_risk(
     square = jnp.trace(B) * (trace**2 + 2 * jnp.sum(SA * SA.T))
     square += 4 * trace * jnp.sum((P @ SA @ S) * P) + 8 * jnp.sum((P @ SA @ SA @ S) * P)
     return (_expected_square(shrunk, task, L) + 2 * mean_product / normaliser + square / normaliser / normaliser) / 2
-
-
-@jax.jit
-def aligned_gaussian_risk(parts: Blocks, task: LinearRegression, L) -> Float[Array, ""]:
-    """The same for P = C = 0, where a dozen of the products vanish."""
-    SA = task.Sigma @ parts.A
-    SAS = SA @ task.query_Sigma
-    odd, error = jnp.sum((task.Omega @ SAS) * SA), _odd_error(parts, task, SA, SAS)
-    product = (task.tau1 + task.noise) * jnp.sum(SAS * parts.A)
-    return (error + task.targets * task.noise + jnp.sum(parts.R**2) * (odd + product) / L) / 2
 
 
 def _odd_error(parts: Blocks, task: LinearRegression, SA, SAS) -> Float[Array, ""]:

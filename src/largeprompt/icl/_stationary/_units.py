@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ._closed_forms import Blocks
-from ._regression import LinearRegression
+from .._blocks import Blocks
+from .._regression import LinearRegression
 
 _UNSEEN = 1e-12  # of the largest eigenvalue of Σ: a direction in which covariates do not vary
 

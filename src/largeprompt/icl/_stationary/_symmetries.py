@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._closed_forms import Blocks
-from ._regression import LinearRegression
+from .._blocks import Blocks
+from .._regression import LinearRegression
 
 _NEGLIGIBLE = 1e-10  # of the largest singular value: what eigenvectors in float64 leave of an exact 0
 

@@ -10,20 +10,76 @@ serves as a control variate of weight $\theta$, 1 for long prompts, where the no
 $1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
 """
 
+from typing import ClassVar
+
+import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from largeprompt.attention import WeightMoments
+from largeprompt._checks import is_traced
+from largeprompt.attention import WeightMoments, merged_form
 
-from ._closed_forms import Blocks, gaussian_risk
+from .._blocks import Blocks, blocks
+from .._regression import LinearRegression
+from ._abstract import AbstractGaussianRisk, Replicates
+from ._closed_form import gaussian_risk
 from ._nodes import Nodes
-from ._regression import LinearRegression
+
+
+class OverNodes(AbstractGaussianRisk):
+    """Softmax attention at finite length: exact over prompts, an average over nodes of (W, x).
+
+    `control` is the weight of the control variate, 1 or 0, which the selector chooses once.
+    """
+
+    task: LinearRegression
+    moments: WeightMoments
+    nodes: Nodes
+    control: Float[Array, ""]
+    reason: str = eqx.field(static=True)
+    exact: ClassVar[bool] = False
+
+    @property
+    def method(self) -> str:
+        return "exact over prompts, quasi-Monte Carlo over (W, x)"
+
+    def of_blocks(self, parts):
+        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
+
+    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+        """The average over one replicate."""
+        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
+
+    def gradient_average(self, layer):
+        def of_replicate(nodes):
+            return eqx.filter_grad(lambda layer: self._over(nodes, blocks(merged_form(layer), self.task)))(layer)
+
+        # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
+        return Replicates(jnp.ones(()), jax.vmap(of_replicate)(self.nodes))
+
+    def pieces(self, draws):
+        if is_traced(self.nodes.x):
+            return [self]
+        return (eqx.tree_at(lambda f: f.nodes, self, nodes) for nodes in self.nodes.pieces(draws))
+
+    @property
+    def may_mislead(self) -> bool:
+        return True
+
+    def with_control(self, weight: int | Bool[Array, ""]) -> "OverNodes":
+        """The same average with a control variate of this weight."""
+        # of the type of the one it replaces: JAX would compile again for another
+        return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
+
+    def without_control(self) -> "OverNodes":
+        return self.with_control(0)
 
 
 def softmax_risk(
     parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
-) -> Float[Array, " r"]:
-    """R_L, averaged over each replicate of the nodes and over ±W."""
+) -> Float[Array, ""]:
+    """R_L, averaged over one replicate of the nodes and over ±W."""
     A, C, P, R = parts
     Sigma, s2, W, WS, N = task.Sigma, task.noise, nodes.W, nodes.WS, nodes.N
     u, labels = A @ nodes.x, C @ nodes.x
@@ -43,21 +99,7 @@ def softmax_risk(
     signed = b[0][:, None] + sign * b[1][:, None]
     square, cross = jnp.sum(signed**2, axis=0), sign * jnp.sum(signed * t[:, None], axis=0)
     integrand = _integrand(moments, theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross)
-    return nodes.means(integrand.mean(axis=0)) + exact_part(parts, task, theta)
-
-
-def aligned_softmax_risk(
-    parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
-) -> Float[Array, " r"]:
-    r"""The same for $P = C = 0$, where $\nu = x^\top A^\top\Sigma Ax$ and the average over $W$ is closed."""
-    A, _, _, R = parts
-    u = A @ nodes.x
-    h = task.Sigma @ u
-    Oh = task.Omega @ h
-    square, cross = jnp.sum(R**2) * jnp.sum(Oh * h, axis=0), jnp.trace(R) * jnp.sum(Oh * nodes.x, axis=0)
-    a = jnp.sum(R**2) * (task.tau1 + task.noise)
-    integrand = _integrand(moments, theta, jnp.sum(u * h, axis=0), a, square, cross)
-    return nodes.means(integrand) + exact_part(parts, task, theta)
+    return nodes.mean(integrand.mean(axis=0)) + exact_part(parts, task, theta)
 
 
 def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -> Float[Array, ""]:

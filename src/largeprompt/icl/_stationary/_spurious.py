@@ -23,11 +23,10 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 
-from ._optima import as_regression
-from ._optimal_softmax import common_basis
-from ._regression import LinearRegression
-from ._standard import standardised
+from .._optimal_softmax import common_basis
+from .._regression import LinearRegression, as_regression
 from ._symmetries import flat
+from ._units import standardised
 
 Vector = Float[np.ndarray, " n"]
 

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import equinox as eqx
 import jax
@@ -17,8 +17,15 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt.attention import Head, Kind, LinearAttention, SoftmaxAttention, attention_of
 
-from ._batched_descent import ends, one_of_each
-from ._closed_forms import Blocks, blocks
+from .._blocks import Blocks, blocks, from_blocks
+from .._estimate import Estimate
+from .._optimal_linear import optimal_linear
+from .._optimal_softmax import optimal_softmax
+from .._regression import LinearRegression, as_regression
+from .._risk._closed_form import ClosedForm
+from .._risk._estimates import risk
+from .._risk._over_nodes import OverNodes
+from .._risk._selector import risk_function
 from ._descent import (
     ROUNDING,
     Risk,
@@ -29,17 +36,12 @@ from ._descent import (
     downhill,
     errors,
     replicates,
+    rough_ends,
     settled,
 )
-from ._estimate import Estimate
-from ._optima import as_regression, from_blocks, optimal_linear
-from ._optimal_softmax import optimal_softmax
-from ._regression import LinearRegression
-from ._risk import risk, risk_function
-from ._risk_functions import ClosedForm, OverNodes
 from ._spurious import spurious_starts
-from ._standard import Standard, standardised
 from ._symmetries import balanced, flat, from_flat, sizes, tangents
+from ._units import Standard, standardised
 
 Verdict = Literal["global minimum", "local minimum", "saddle", "undecided"]
 _STATIONARY = 1e-10  # a gradient's norm, in standard units, at a point that is reported
@@ -87,6 +89,8 @@ def stationary_points(
     It takes float64, in which a flat direction is known from a nearly flat one.
     """
     task, L = as_regression(task), checks.prompt_length(L)
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind is {kind!r}; stationary points are known for 'softmax' and 'linear'")
     layer = attention_of(kind)
     starts = checks.count("starts", starts, at_least=0)
     if task.Sigma.dtype != np.float64:
@@ -108,8 +112,8 @@ def stationary_points(
         found += search.below(best_scaled(function, start), subspace)
     if starts:
         with _overflow_ignored():
-            rough = one_of_each(function, *ends(function, random))
-        for start in rough:
+            ends = rough_ends(function, random)
+        for start in ends:
             found += search.below(start)
     return _distinct(found)
 
@@ -191,7 +195,7 @@ class _Search(NamedTuple):
 
     def _examined(self, function: Risk, x: Vector) -> _Candidate:
         task, (_, gradient, hessian) = function.task, derivatives(function, x)
-        parts, has_scale = from_flat(x, task.d, task.targets), isinstance(function, ClosedForm)
+        parts, has_scale = from_flat(x, task.d, task.targets), function.exact
         eigenvalues, modes = np.linalg.eigh(hessian)
         slopes, spreads = errors(function, x, modes)
         rounding = ROUNDING * float(np.abs(eigenvalues).max())
@@ -235,7 +239,7 @@ class _Search(NamedTuple):
         """The layer in the task's own units, balanced if its scale is free, the gradient's norm and the curvatures."""
         task, standard = function.task, self.standard
         x = flat(standard.out(parts))
-        if isinstance(function, ClosedForm):
+        if function.exact:
             x = balanced(x, task.d, task.targets)
         given = from_flat(x, task.d, task.targets)
         way = np.stack([flat(standard.into(from_flat(e, task.d, task.targets))) for e in np.eye(x.size)], axis=1)
@@ -247,7 +251,7 @@ class _Search(NamedTuple):
     def _risk(self, parts: Blocks) -> Estimate:
         """The risk in the task's own units."""
         task, standard = self.check.task, self.standard
-        if isinstance(self.check, ClosedForm):
+        if self.check.exact:
             value, stderr, method = derivatives(self.check, flat(parts))[0], 0.0, self.check.method
         elif max(float(np.abs(parts.C).max()), float(np.abs(parts.P).max())) < ROUNDING:
             aligned = parts._replace(C=jnp.zeros_like(parts.C), P=jnp.zeros_like(parts.P))

@@ -10,8 +10,8 @@ import largeprompt as lp
 from catalogue import matrix
 from icl_catalogue import TASKS, aligned, attend, simulated, token_covariance, weights
 from largeprompt.attention import WeightMoments
-from largeprompt.icl._nodes import Nodes
-from largeprompt.icl._same_prompt import mean_gaps, same_prompt_gap
+from largeprompt.icl._gaps import _mean_gaps, same_prompt_gap
+from largeprompt.icl._risk._nodes import Nodes
 from significance import assert_mean_is
 
 SOFTMAX, LINEAR = lp.SoftmaxAttention, lp.LinearAttention
@@ -46,9 +46,9 @@ def test_the_same_prompt_gap_holds_query_by_query(L, size):
     U = size * U
     x, W = matrix(54, 2), 0.8 * matrix(55, 2, 2)
     WS = W @ np.asarray(task.Sigma)
-    nodes = Nodes(*(jnp.asarray(m[..., None]) for m in (x, W, WS, WS @ W.T)), replicates=1)
+    nodes = Nodes(*(jnp.asarray(m[None, ..., None]) for m in (x, W, WS, WS @ W.T)))
     one, two = (lp.icl.blocks(layer, task) for layer in (SOFTMAX(U, V), LINEAR(*lin)))
-    found = mean_gaps(one, two, task, WeightMoments(L), jnp.asarray(float(L)), nodes)[0]
+    found = _mean_gaps(one, two, task, WeightMoments(L), jnp.asarray(float(L)), nodes)[0]
     rng, query = np.random.default_rng(3), np.tile(np.append(x, [0, 0]), (n, 1))
     squares = []
     for sign in (1, -1):

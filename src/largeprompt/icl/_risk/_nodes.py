@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from largeprompt._checks import is_traced
 
-from ._regression import LinearRegression, root
+from .._regression import LinearRegression, root
 
 REPLICATES = 16  # enough for a standard error good to a fifth
 LONG = 10**5  # from here on, with attention to labels, queries too rare for plain nodes make what is left beside R_∞
@@ -48,7 +48,7 @@ def widened(
 
 
 class Nodes(eqx.Module):
-    r"""Queries and coefficients of a regression over which a risk is averaged, in independent replicates.
+    r"""Queries and coefficients of a regression over which a risk is averaged, in independent replicates (first axis).
 
     Kept with them: $W\Sigma$ and $N = W\Sigma W^\top$. The nodes are the last axis, which the processor's vectors run
     along.
@@ -58,70 +58,43 @@ class Nodes(eqx.Module):
     W: Float[Array, "*r k d n"]
     WS: Float[Array, "*r k d n"]
     N: Float[Array, "*r k k n"]
-    replicates: int = eqx.field(static=True)
     weights: Float[Array, "*r n"] | None = None
 
-    def means(self, values: Float[Array, " n"]) -> Float[Array, " r"]:
-        """The mean over each replicate, importance-weighted where there are weights."""
-        values = values if self.weights is None else self.weights * values
-        return values.reshape(self.replicates, -1).mean(axis=1)
-
-    def split(self) -> "Nodes":
-        """The replicates apart, along a new first axis to be mapped over."""
-        n = self.x.shape[-1] // self.replicates
-
-        def apart(leaf):
-            return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], self.replicates, n), -2, 0)
-
-        weights = None if self.weights is None else apart(self.weights)
-        return Nodes(apart(self.x), apart(self.W), apart(self.WS), apart(self.N), 1, weights)
+    def mean(self, values: Float[Array, " n"]) -> Float[Array, ""]:
+        """The mean over the nodes of one replicate, importance-weighted where there are weights."""
+        return jnp.mean(values if self.weights is None else self.weights * values)
 
     def pieces(self, n: int) -> "Iterator[Nodes]":
         """Parts of every replicate, `n` nodes in each piece where there are as many."""
-        count = max(1, self.x.shape[-1] // n)
-        return (self if count == 1 else _piece(self, count, jnp.asarray(i)) for i in range(count))
+        each = min(self.x.shape[-1], max(1, n // self.x.shape[0]))
+        return (_piece(self, each, jnp.asarray(start)) for start in range(0, self.x.shape[-1], each))
 
 
 @eqx.filter_jit
-def _piece(nodes: Nodes, count: int, i: Int[Array, ""]) -> Nodes:
-    r = nodes.replicates
-
-    def part(leaf):
-        n = leaf.shape[-1]
-        return leaf.reshape(*leaf.shape[:-1], r, count, n // (r * count))[..., i, :].reshape(
-            *leaf.shape[:-1], n // count
-        )
-
-    return jax.tree.map(part, nodes)
+def _piece(nodes: Nodes, each: int, start: Int[Array, ""]) -> Nodes:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, each, axis=-1), nodes)
 
 
 def regression_nodes(
-    key: PRNGKeyArray,
-    task: LinearRegression,
-    n: int,
-    replicates: int,
-    *,
-    of_query_only: bool = False,
-    wide: bool = False,
+    key: PRNGKeyArray, task: LinearRegression, n: int, replicates: int, *, wide: bool = False
 ) -> Nodes:
-    """Randomised quasi-Monte Carlo nodes for (x_q, W), or for x_q alone; `n` of them a replicate.
+    """Randomised quasi-Monte Carlo nodes for (x_q, W), `n` of them in each replicate.
 
     From a `wide` law, with importance weights, rare queries are among them.
     """
-    d, k = task.d, 0 if of_query_only else task.targets
-    normal, weights = gaussian_nodes(key, d + k * d, n, replicates).reshape(replicates * n, d + k * d), None
+    normal, weights = gaussian_nodes(key, task.d * (1 + task.targets), n, replicates), None
     if wide:
         normal, weights = widened(normal)
         weights = jnp.asarray(weights, task.Sigma.dtype)
-    nodes = placed(jnp.asarray(np.ascontiguousarray(normal.T), task.Sigma.dtype), task, k, replicates)
-    return eqx.tree_at(lambda nodes: nodes.weights, nodes, weights, is_leaf=lambda leaf: leaf is None)
+    return _placed(jnp.asarray(np.ascontiguousarray(np.moveaxis(normal, -1, 1)), task.Sigma.dtype), weights, task)
 
 
 @eqx.filter_jit
-def placed(normal: Float[Array, "m n"], task: LinearRegression, k: int, replicates: int) -> Nodes:
-    """Standard normal numbers as queries and, for `k` targets, coefficients of the task."""
-    d, n = task.d, normal.shape[1]
-    W = jnp.einsum("kdn,de->ken", normal[d:].reshape(k, d, n), root(task.Omega))
-    WS = jnp.einsum("kdn,de->ken", W, task.Sigma)
-    x = root(task.query_Sigma) @ normal[:d]
-    return Nodes(x, W, WS, jnp.einsum("kdn,jdn->kjn", WS, W), replicates)
+def _placed(normal: Float[Array, "r m n"], weights: Float[Array, "r n"] | None, task: LinearRegression) -> Nodes:
+    """Standard normal numbers as queries and coefficients of the task."""
+    r, _, n = normal.shape
+    d, k = task.d, task.targets
+    W = jnp.einsum("rkdn,de->rken", normal[:, d:].reshape(r, k, d, n), root(task.Omega))
+    WS = jnp.einsum("rkdn,de->rken", W, task.Sigma)
+    x = jnp.einsum("de,ren->rdn", root(task.query_Sigma), normal[:, :d])
+    return Nodes(x, W, WS, jnp.einsum("rkdn,rjdn->rkjn", WS, W), weights)

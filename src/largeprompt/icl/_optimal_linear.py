@@ -10,9 +10,10 @@ from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 from largeprompt.attention import LinearAttention, Merged
 
-from ._closed_forms import Blocks, gaussian_risk
+from ._blocks import aligned_blocks, from_blocks
 from ._estimate import Estimate, exactly
-from ._regression import LinearRegression
+from ._regression import LinearRegression, as_regression
+from ._risk._closed_form import gaussian_risk
 from ._spectrum import factor, projection, refuse_a_doubtful_rank, refuse_a_traced_task, spectrum
 
 
@@ -21,28 +22,6 @@ class Optimum(AbstractShown, Generic[Merged]):
 
     attention: Merged
     risk: Estimate
-
-
-def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: LinearRegression) -> Blocks:
-    """The blocks of a layer that scores covariates by covariates and reads labels only: P = C = 0, R = rI."""
-    k = task.targets
-    zero = jnp.zeros((k, task.d), A.dtype)
-    return Blocks(A, zero, zero, r * jnp.eye(k, dtype=A.dtype))
-
-
-def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
-    """The layer of these blocks, with zeros where U meets the zeros of the query."""
-    d, k = parts.A.shape[0], parts.R.shape[0]
-    left = jnp.concatenate([parts.A, parts.C])
-    U = jnp.concatenate([left, jnp.zeros((d + k, k), left.dtype)], axis=1)
-    return kind(U, jnp.concatenate([parts.P, parts.R], axis=1))
-
-
-def as_regression(task: object) -> LinearRegression:
-    """`task` itself, once it is a Gaussian regression."""
-    if type(task) is not LinearRegression:  # a subclass may draw or judge otherwise
-        raise ValueError(f"task is of type {type(task).__name__}; this is known for LinearRegression only")
-    return task
 
 
 def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
