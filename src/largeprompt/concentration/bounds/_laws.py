@@ -1,10 +1,10 @@
 """What the bounds ask of the laws of tokens and queries: centred, with a certified sub-Gaussian constant."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from largeprompt.concentration._asymptotics import fourth
 from largeprompt.measures import AbstractMeasure, Affine, Empirical, FromSampler, Gaussian, Mixture
 
 _CENTRED = 1e-6  # how far off 0 a mean may be, in units of the law's scale
@@ -47,4 +47,9 @@ def _shifted(mu: AbstractMeasure, by) -> AbstractMeasure:
 def fourth_moment_root(mu: AbstractMeasure, B: np.ndarray) -> float:
     """F = (E‖B(z - Ez)‖⁴)^{1/2}, exactly, from the cumulants of the law."""
     W = jnp.asarray(B.T @ B)
-    return float(np.sqrt(max(float(fourth(mu, jnp.zeros(mu.dim), W, W)), 0.0)))
+    return float(np.sqrt(max(float(_fourth(mu, W)), 0.0)))
+
+
+@eqx.filter_jit
+def _fourth(mu: AbstractMeasure, W: jax.Array) -> jax.Array:
+    return mu._fourth(jnp.zeros(mu.dim), W, W)

@@ -1,5 +1,5 @@
 from largeprompt.attention import AbstractLayer, softmax_form
-from largeprompt.concentration._quantities import OF_RISK, QUANTITIES, Queries, Tokens, known_names, laws, task_of
+from largeprompt.concentration._problem import Queries, RiskProblem, Tokens, problem_of
 from largeprompt.icl import as_regression
 
 from ._bound import Bound, Length, Number, bound_of
@@ -24,14 +24,13 @@ def bound(
     Of a task in place of `mu`, the bound is on the gap itself and not on its square, $|R_L-R_\infty|$ or
     $\|\nabla R_L-\nabla R_\infty\|$: Lemmas E.2 and E.4.
     """
-    if quantity not in QUANTITIES:
-        raise ValueError(f"quantity is {quantity!r}; it must be one of {known_names()}")
+    problem = problem_of(layer, mu, nu, 1, quantity, query_in_prompt)
     if query_in_prompt:
         raise ValueError("query_in_prompt is True; the paper's bounds are for a query outside of its prompt")
-    if quantity in OF_RISK:
-        task = as_regression(task_of(layer, mu, nu))
+    if isinstance(problem, RiskProblem):
+        task = as_regression(problem.task)
         return (risk_bound if quantity == "risk" else risk_gradient_bound)(layer, task, L, form=form, log_L=log_L)
-    _, tokens, queries = laws(layer, mu, nu)
+    tokens, queries = problem.mu, problem.nu
     if quantity == "output":
         return output_bound(layer, tokens, queries, L, form=form, log_L=log_L)
     if quantity == "U":
