@@ -189,8 +189,8 @@ def _whole(log_L: float) -> int:
 
 
 def _bounded(layer, mu, nu, quantity: str, epsilon: float, query_in_prompt: bool) -> tuple[float, str]:
-    def at(log_L: float) -> bounds.Bound:
-        return bounds.bound(layer, mu, nu, quantity=quantity, query_in_prompt=query_in_prompt, log_L=log_L)
+    def at(L: bounds.LogLength) -> bounds.Bound:
+        return bounds.bound(layer, mu, nu, L, quantity, query_in_prompt=query_in_prompt)
 
     try:
         log_L = bounds.length_for(at, epsilon if quantity in OF_RISK else epsilon**2)
