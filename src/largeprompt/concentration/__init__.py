@@ -1,13 +1,12 @@
 """How near a finite prompt is to its limit: measured, predicted and bounded."""
 
-from . import _interim  # noqa
 from . import bounds as bounds
+from ._comparison import Comparison as Comparison
+from ._comparison import compare as compare
 from ._constants import Rates as Rates
 from ._constants import output_bias as output_bias
 from ._constants import output_covariance as output_covariance
 from ._constants import rates as rates
-from ._comparison import Comparison as Comparison
-from ._comparison import compare as compare
 from ._deviation import Deviation as Deviation
 from ._deviation import deviation as deviation
 from ._fit import RateFit as RateFit

@@ -20,6 +20,7 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, heads_of
+from largeprompt.attention._forms import described
 from largeprompt.measures import AbstractMeasure
 from largeprompt.measures._from_sampler import warn_of_few
 
@@ -51,7 +52,8 @@ def output_covariance(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) 
     have a covariance between any two of them as well.
     """
     heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
-    parts = [_output_product(one, other, mu, z, None) for one in heads for other in heads]
+    inputs = [(head, head.U @ z) for head in heads]  # kinds may know more of a head with itself, the same object
+    parts = [_output_product(one, u, other, v, mu) for one, u in inputs for other, v in inputs]
     return checks.result("the limit covariance", jnp.stack(parts).sum(axis=0))
 
 
@@ -74,8 +76,13 @@ def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
     for head in heads:
         if head.exponential:
             warn_of_few(mu._tilt(2 * head.U @ z), 4)
-    squares = list(heads_squares(heads, heads, ("output", "V", "U")).values())
-    found = over_batches(lambda tokens: np.array(_rates(heads, mu, squares, z, tokens)), heads, mu, jax.random.key(0))
+    squares = heads_squares(heads, heads, ("output", "V", "U"))
+    exact = errors_are_exact(heads, mu, squares["output"])
+
+    def constants(tokens: Tokens) -> np.ndarray:
+        return np.array(_rates(heads, mu, list(squares.values()), z, tokens))
+
+    found = over_batches(constants, mu, exact, jax.random.key(0))
     values, errors = (checks.result("the rate", jnp.asarray(part, z.dtype)) for part in found)
     return Rates(*values, stderr=errors)
 
@@ -90,19 +97,24 @@ def summed_heads(layer: AbstractLayer) -> Heads:
     heads = heads_of(layer)
     if heads is None:
         raise NotPredictedError(
-            f"the layer is of type {type(layer).__name__}; deviations are predicted for heads of attention and sums of "
-            "such heads, else only measured"
+            f"the layer is {described(layer)}; deviations are predicted for heads of attention and sums of such heads, "
+            "else only measured"
         )
     return heads
 
 
+def errors_are_exact(heads: Heads, mu: AbstractMeasure, square: HeadsSquare) -> bool:
+    """Whether the constants of a square are exact, those that pairs of heads have in common included."""
+    return all(one.errors_are_exact(mu, two) for one in heads for two in (heads if square.is_crossed else (one,)))
+
+
 def over_batches(
-    found: Callable[[Tokens], np.ndarray], heads: Heads, mu: AbstractMeasure, key: PRNGKeyArray
+    found: Callable[[Tokens], np.ndarray], mu: AbstractMeasure, exact: bool, key: PRNGKeyArray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What is found exactly, or averaged over batches of tokens where a head knows its errors by them; its error."""
-    if all(head.errors_are_exact(mu) for head in heads):
-        exact = found(None)
-        return exact, np.zeros_like(exact)
+    """What is found exactly, or else its mean over several batches of tokens; and its standard error."""
+    if exact:
+        value = found(None)
+        return value, np.zeros_like(value)
     batches = [found(mu._sample(one, _TOKENS)) for one in jax.random.split(key, _BATCHES)]
     return np.mean(batches, axis=0), np.std(batches, axis=0, ddof=1) / math.sqrt(_BATCHES)
 
@@ -126,8 +138,11 @@ def head_constant(
     return total
 
 
-def _output_product(one: AbstractAttention, other: AbstractAttention, mu, z, tokens: Tokens) -> Float[Array, "p p"]:
-    return one.V @ one.error_covariance(mu, one.U @ z, other, other.U @ z, tokens) @ other.V.T
+def _output_product(
+    one: AbstractAttention, u, other: AbstractAttention, v, mu: AbstractMeasure, tokens: Tokens = None
+) -> Float[Array, "p p"]:
+    """The limit of L times the covariance of two heads' outputs."""
+    return one.V @ one.error_covariance(mu, u, other, v, tokens) @ other.V.T
 
 
 def _crossed(heads: Heads, mu, z, tokens: Tokens) -> Float[Array, ""]:
@@ -136,16 +151,20 @@ def _crossed(heads: Heads, mu, z, tokens: Tokens) -> Float[Array, ""]:
     for head in heads:
         alike.setdefault(jax.tree.structure(head), []).append(head)
     groups, total = list(alike.values()), jnp.zeros((), z.dtype)
+
+    def product(one: AbstractAttention, other: AbstractAttention) -> Float[Array, ""]:
+        return jnp.trace(_output_product(one, one.U @ z, other, other.U @ z, mu, tokens))
+
     for k, group in enumerate(groups):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)
         i, j = np.triu_indices(len(group), 1)
         pairs = tuple(jax.tree.map(lambda leaf, which=which: leaf[which], stacked) for which in (i, j))
         if len(i):
             # one pair after another: with many heads together they would hold a matrix for each pair and query
-            total += jax.lax.map(lambda pair: jnp.trace(_output_product(*pair, mu, z, tokens)), pairs).sum()
+            total += jax.lax.map(lambda pair: product(*pair), pairs).sum()
         for one in group:
             for other in (head for before in groups[:k] for head in before):
-                total += jnp.trace(_output_product(one, other, mu, z, tokens))
+                total += product(one, other)
     return 2 * total
 
 

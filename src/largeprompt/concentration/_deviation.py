@@ -2,7 +2,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import equinox as eqx
 import jax
@@ -86,13 +86,29 @@ class Deviation(AbstractTable):
         return ax
 
 
+class _Given(TypedDict, total=False):
+    replicates: int
+    queries: int | None
+    query_in_prompt: bool
+    sampler: str
+    widen: bool
+    device: Device
+    progress: Progress | None
+
+
 @overload
 def deviation(
-    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: str, key: PRNGKeyArray, **options: Any
+    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: str, key: PRNGKeyArray, **_: Unpack[_Given]
 ) -> Deviation: ...
 @overload
 def deviation(
-    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Several, key: PRNGKeyArray, **options: Any
+    layer: AbstractLayer,
+    mu: Tokens,
+    nu: Queries,
+    Ls: object,
+    quantity: Several,
+    key: PRNGKeyArray,
+    **_: Unpack[_Given],
 ) -> dict[str, Deviation]: ...
 def deviation(
     layer: AbstractLayer,
@@ -145,7 +161,7 @@ def deviation(
 
 
 @contextmanager
-def on_device(device: Device) -> Iterator[str]:
+def on_device(device: Device) -> Iterator[Device]:
     """What JAX computes inside is computed on the device that is yielded; a GPU that is not there is refused.
 
     The numbers are the same to rounding, since so are the random ones behind them.
@@ -170,7 +186,7 @@ def _work(problem: Problem | RiskProblem, L: int) -> float:
     return 1000.0 + L + atoms
 
 
-def _ways(problem, key, replicates: int, queries: int | None, sampler: str, widen: bool, device: str) -> list[Any]:
+def _ways(problem, key, replicates: int, queries: int | None, sampler: str, widen: bool, device: Device) -> list[Any]:
     """The ways to draw prompts for a problem, the best first; each length takes the first that serves it."""
     if isinstance(problem, RiskProblem):
         return [RiskPairs(problem, key, device)]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from largeprompt._device import Device
 from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
@@ -40,7 +41,7 @@ class GaussianPrompts:
     @classmethod
     def of(cls, attention: AbstractAttention, mu: AbstractMeasure) -> "GaussianPrompts | None":
         """Where it applies: softmax or linear attention on a Gaussian law that is no point."""
-        known = kind_of(attention) in ("softmax", "linear")
+        known = kind_of(attention) is not None
         return cls(attention, mu) if known and isinstance(mu, Gaussian) and np.any(np.asarray(mu.Gamma)) else None
 
     def serves(self, L: int, slopes: bool) -> bool:
@@ -59,7 +60,7 @@ class GaussianPrompts:
         seed: int,
         start: int,
         query_in_prompt: bool,
-        device: str = "cpu",
+        device: Device = "cpu",
     ) -> list[Float[np.ndarray, " b"]]:
         """The squared differences from the limit of each form, a fresh prompt for each query; `start` counts them."""
         slopes = any(form.slopes for form in forms)
@@ -77,7 +78,7 @@ class GaussianPrompts:
                 parts.append([_square(form, dm, dHV, z) for form in forms])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
-    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: str):
+    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: Device):
         from largeprompt.engine import gaussian_prompt_sums, sum_count  # which imports a compiler
 
         rng = np.random.default_rng([seed, L, start])

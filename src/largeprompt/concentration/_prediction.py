@@ -15,8 +15,8 @@ from largeprompt.measures._worth import FewTokensWarning
 
 from ._constants import Heads, summed_heads
 from ._memory import refuse_what_does_not_fit
-from ._problem import Problem, Queries, RiskProblem, Several, Tokens, problem_of
-from ._query_averages import AbstractQueries, Average, Nodes, queries_of
+from ._problem import Queries, RiskProblem, Several, Tokens, problem_of
+from ._query_averages import Average, GaussianQueries, Nodes, queries_of
 from ._regime import Regime, regime_of, spread
 from ._reliability import reliability
 from ._risk_prediction import risk_law
@@ -112,12 +112,11 @@ def predict(
     the regime. Layers that are no sum of heads are refused.
     """
     problem = problem_of(layer, mu, nu, Ls, quantity, query_in_prompt)
-    key = checks.key_or_default(key)
-    found = {}
-    for name in problem.quantities:
-        fields = risk_law(problem, name, key) if isinstance(problem, RiskProblem) else _layer_law(problem, name, key)
-        found[name] = Prediction(quantity=name, L=np.array(problem.lengths), **fields)
-    return problem.answer(found)
+    generator = checks.key_or_default(key)
+    law: Any = risk_law if isinstance(problem, RiskProblem) else _layer_law
+    L = np.array(problem.lengths)
+    fields = {name: law(problem, name, generator) for name in problem.quantities}
+    return problem.answer({name: Prediction(quantity=name, L=L, **fields[name]) for name in fields})
 
 
 def _layer_law(problem: Problem, name: str, key: PRNGKeyArray) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def _layer_law(problem: Problem, name: str, key: PRNGKeyArray) -> dict[str, Any]
 
 
 def _constant(
-    heads: Heads, square: HeadsSquare, queries: AbstractQueries, theta2: float, name: str, exact: bool
+    heads: Heads, square: HeadsSquare, queries: Nodes | GaussianQueries, theta2: float, name: str, exact: bool
 ) -> Average:
     if theta2 >= 0.5:
         return Average(math.inf, 0.0)
@@ -189,7 +188,7 @@ def _with_stand_in(
         warnings.warn(message, FewTokensWarning, stacklevel=4)
         return constant._replace(stderr=math.inf), True
 
-    def ratio(key: PRNGKeyArray | None) -> list[np.ndarray]:
+    def ratio(key: PRNGKeyArray | None) -> list[Any]:
         law = mu if key is None else resampled(mu, key)
         return [np.mean(nodes.constants(heads, square, law, z)[0] / np.maximum(values, 1e-300))]
 

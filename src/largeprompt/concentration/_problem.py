@@ -13,7 +13,7 @@ from largeprompt.attention import AbstractAttention, AbstractLayer, MultiHead, h
 from largeprompt.icl import AbstractTask, as_predictor
 from largeprompt.measures import AbstractMeasure, Empirical, as_measure
 
-from ._squares import OF_LAYER, HeadsSquare, LayerSquare, heads_squares, layer_squares
+from ._squares import OF_LAYER, heads_squares, layer_squares
 
 OF_RISK = ("risk", "risk-gradient")
 QUANTITIES = (*OF_LAYER, *OF_RISK)
@@ -55,8 +55,8 @@ class Problem(AbstractProblem):
     nu: AbstractMeasure
 
     @functools.cached_property
-    def squares(self) -> dict[str, HeadsSquare] | dict[str, LayerSquare]:
-        """The squared norm of each quantity's difference."""
+    def squares(self) -> dict[str, Any]:
+        """The squared norm of each quantity's difference: a `HeadsSquare`, or of other layers a `LayerSquare`."""
         if self.heads is None:
             return layer_squares(self.layer, self.mu, self.quantities)
         parts = self.layer.heads if isinstance(self.layer, MultiHead) else (self.layer,)

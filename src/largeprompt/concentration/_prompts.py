@@ -6,7 +6,6 @@ $S_1 = \sum_l e^{\langle\theta,y_l\rangle-s}y_l$ and, for slopes, $S_2$ with $y_
 score. Heads of any other kind, and any other layer, read prompts that are held whole.
 """
 
-import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from largeprompt._device import Device
 from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of
+from largeprompt.attention._forms import described
 from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._memory import chunk_for, chunk_numbers, side_by_side
@@ -99,12 +100,12 @@ def _weighted_pairs(weights: Float[Array, "q n"], y: Float[Array, "n D"]) -> Flo
     return (weights @ (y[:, :, None] * y[:, None, :]).reshape(n, D * D)).reshape(q, D, D)
 
 
-class AbstractReader(eqx.Module):
-    """What is read off prompts, finite and infinite, for the squares of some quantities."""
+class StreamedHeads(eqx.Module):
+    """Softmax and linear heads whose outputs add up, all on the same tokens as they are drawn."""
 
-    slopes: eqx.AbstractVar[bool]
+    heads: tuple[AbstractAttention, ...]
+    slopes: bool = eqx.field(static=True)
 
-    @abc.abstractmethod
     def finite(
         self,
         mu: AbstractMeasure,
@@ -113,33 +114,9 @@ class AbstractReader(eqx.Module):
         L: Int[Array, ""],
         chunk: int,
         query_in_prompt: bool,
-    ) -> Any:
-        """What is read off one prompt of L tokens along each query."""
+    ) -> tuple[Reading, ...]:
+        """What each head reads off one prompt of L tokens along each query."""
 
-    @abc.abstractmethod
-    def limit(self, mu: AbstractMeasure, queries: Float[Array, "q D"]) -> Any:
-        """The same readings for the infinite prompt."""
-
-    @abc.abstractmethod
-    def chunk(self, L: int, queries: int, dim: int) -> int:
-        """How many tokens of a prompt are drawn at once."""
-
-    @abc.abstractmethod
-    def numbers(self, L: int, queries: int, dim: int) -> tuple[int, int]:
-        """How many numbers one prompt takes while it is drawn, and how many the least batch takes in all."""
-
-    def sizes(self, L: int, queries: int, dim: int, device: str) -> tuple[int, int]:
-        """How many tokens are drawn at once, and how many prompts side by side."""
-        return self.chunk(L, queries, dim), side_by_side(self.numbers(L, queries, dim)[0], device)
-
-
-class StreamedHeads(AbstractReader):
-    """Softmax and linear heads whose outputs add up, all on the same tokens as they are drawn."""
-
-    heads: tuple[AbstractAttention, ...]
-    slopes: bool = eqx.field(static=True)
-
-    def finite(self, mu, key, queries, L, chunk: int, query_in_prompt: bool) -> tuple[Reading, ...]:
         def reading(head: AbstractAttention) -> Reading:  # the same key draws the same tokens for all heads
             thetas = queries @ head.U.T
             if kind_of(head) == "softmax":
@@ -154,19 +131,22 @@ class StreamedHeads(AbstractReader):
 
         return tuple(reading(head) for head in self.heads)
 
-    def limit(self, mu, queries) -> tuple[Reading, ...]:
+    def limit(self, mu: AbstractMeasure, queries: Float[Array, "q D"]) -> tuple[Reading, ...]:
+        """The same readings for the infinite prompt."""
         return jax.vmap(lambda z: _readings(self.heads, mu, z, self.slopes))(queries)
 
     def chunk(self, L: int, queries: int, dim: int) -> int:
+        """How many tokens of a prompt are drawn at once."""
         return chunk_for(L, queries * len(self.heads), dim, self.slopes)
 
     def numbers(self, L: int, queries: int, dim: int) -> tuple[int, int]:
+        """How many numbers one prompt takes while it is drawn, and how many the least batch takes in all."""
         together = queries * len(self.heads)
         held = chunk_numbers(self.chunk(L, queries, dim), together, dim, self.slopes)
         return held, 2 * held + (4 * together * dim * dim if self.slopes else 0)
 
 
-class WholePrompts(AbstractReader):
+class WholePrompts(eqx.Module):
     """Heads of any kind, or a layer that is no sum of heads, on prompts that are held whole."""
 
     layer: AbstractLayer
@@ -174,7 +154,8 @@ class WholePrompts(AbstractReader):
     slopes: bool = eqx.field(static=True)
 
     def finite(self, mu, key, queries, L, chunk: int, query_in_prompt: bool):
-        tokens = mu._sample(key, chunk)  # which are all
+        """What is read off one prompt of `chunk` = L tokens along each query."""
+        tokens = mu._sample(key, chunk)
 
         def one(z):
             return self._read(Empirical(jnp.concatenate([tokens, z[None]]) if query_in_prompt else tokens), z)
@@ -182,6 +163,7 @@ class WholePrompts(AbstractReader):
         return jax.vmap(one)(queries)
 
     def limit(self, mu, queries):
+        """The same for the infinite prompt."""
         return jax.vmap(lambda z: self._read(mu, z))(queries)
 
     def _read(self, mu: AbstractMeasure, z: Float[Array, " D"]):
@@ -190,22 +172,32 @@ class WholePrompts(AbstractReader):
         return self.layer._output(mu, z), self.layer._jacobian(mu, z) if self.slopes else None
 
     def chunk(self, L: int, queries: int, dim: int) -> int:
+        """How many tokens of a prompt are drawn at once: all of them, and prompts that are too long are refused."""
         if L * dim > _WHOLE:
             raise ValueError(
-                f"L is {L}; prompts of a layer of type {type(self.layer).__name__} are held whole, which goes up to "
+                f"L is {L}; prompts of a layer {described(self.layer)} are held whole, which goes up to "
                 f"L = {_WHOLE // dim} in dimension {dim}"
             )
         return L
 
     def numbers(self, L: int, queries: int, dim: int) -> tuple[int, int]:
+        """How many numbers one prompt takes with what is computed from it, twice as for `StreamedHeads`."""
         parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(self.layer, eqx.is_inexact_array)))
         held = L * (3 * dim + 3 * queries) + (queries * self.layer.outputs * parameters if self.slopes else 0)
         return held, held
 
 
-def reader_of(layer: AbstractLayer, heads: tuple[AbstractAttention, ...] | None, slopes: bool) -> AbstractReader:
+Reader = StreamedHeads | WholePrompts
+
+
+def sizes(reader: Reader, L: int, queries: int, dim: int, device: Device) -> tuple[int, int]:
+    """How many tokens of a prompt are drawn at once, and how many prompts side by side."""
+    return reader.chunk(L, queries, dim), side_by_side(reader.numbers(L, queries, dim)[0], device)
+
+
+def reader_of(layer: AbstractLayer, heads: tuple[AbstractAttention, ...] | None, slopes: bool) -> Reader:
     """How a layer reads prompts: as they are drawn where its heads can, and else whole."""
-    if heads is not None and all(kind_of(head) in ("softmax", "linear") for head in heads):
+    if heads is not None and all(map(kind_of, heads)):
         return StreamedHeads(heads, slopes)
     return WholePrompts(layer, heads, slopes)
 
@@ -216,7 +208,7 @@ def _readings(heads, mu: AbstractMeasure, z: Float[Array, " D"], slopes: bool) -
 
 
 @eqx.filter_jit
-def squares(reader: AbstractReader, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
+def squares(reader: Reader, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
     """The squared differences of each prompt at each of its queries, one array for each square, and their weights.
 
     `queries` of `draws` for each prompt, or the same `fixed` ones for all.

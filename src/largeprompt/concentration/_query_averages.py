@@ -6,7 +6,6 @@ and the constants are closed or one-dimensional (`GaussianQueries`); over other 
 are drawn once, or over given ones (`Nodes`).
 """
 
-import abc
 import math
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from largeprompt.attention import AbstractAttention, WeightMoments, kind_of
 from largeprompt.icl import quadratic_form_averages
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
-from ._constants import Heads, constants_at, over_batches
+from ._constants import Heads, constants_at, errors_are_exact, over_batches
 from ._memory import queries_at_once, queries_to_draw
 from ._problem import Problem
 from ._spectrum import spectrum
@@ -40,46 +39,7 @@ class Average(NamedTuple):
     values: Float[np.ndarray, " n"] | None = None
 
 
-class AbstractQueries(abc.ABC):
-    """A law of queries and how means over it are taken."""
-
-    @abc.abstractmethod
-    def constant(self, heads: Heads, square: HeadsSquare) -> Average:
-        """The constant of the 1/L law."""
-
-    @abc.abstractmethod
-    def exact_mean_square(self, head: AbstractAttention, form: QuadraticForm, L: int | float) -> Average:
-        """The mean of Δmᵀ M Δm for a softmax head over prompts of Gaussian tokens, exactly; the form has no slopes."""
-
-    @abc.abstractmethod
-    def scales(self, head: AbstractAttention, constant: Average) -> tuple[float, float]:
-        r"""Typical $e^{\Lambda(2\theta)-2\Lambda(\theta)}$ and $e^{\Lambda(3\theta)-\Lambda(2\theta)-\Lambda(\theta)}$.
-
-        They are those at the queries that make the constant of a softmax head.
-        """
-
-    words: str  # how the mean over queries is taken
-    exact_words: str  # that of the exact mean square
-
-
-def queries_of(problem: Problem, heads: Heads, key: PRNGKeyArray) -> AbstractQueries:
-    """How means over the queries of a problem are taken: in closed form where they can be."""
-    mu, nu = problem.mu, problem.nu
-    centred = isinstance(nu, Gaussian) and not np.any(np.asarray(nu.m))
-    if isinstance(mu, Gaussian) and isinstance(nu, Gaussian) and centred and all(map(_is_softmax, heads)):
-        return GaussianQueries(mu, nu)
-    if isinstance(nu, Empirical) and nu.size <= _FEW:
-        return Nodes(mu, np.asarray(nu.points, float), np.exp(np.asarray(nu.log_masses(), float)), None)
-    exact = all(head.errors_are_exact(mu) for head in heads)
-    z = np.asarray(nu._sample(key, queries_to_draw(mu, _DRAWS if exact else _DRAWS_BY_TOKENS)), float)
-    return Nodes(mu, z, np.full(len(z), 1 / len(z)), key)
-
-
-def _is_softmax(head: AbstractAttention) -> bool:
-    return kind_of(head) == "softmax"
-
-
-class Nodes(AbstractQueries):
+class Nodes:
     """Queries to average over, with their probabilities; drawn with a `key`, or given."""
 
     def __init__(
@@ -108,14 +68,16 @@ class Nodes(AbstractQueries):
             mean = self.weights @ values if len(values) == len(self.weights) else values.mean()
             return np.append(values, mean)
 
-        values, errors = over_batches(found, heads, mu, key)
+        values, errors = over_batches(found, mu, errors_are_exact(heads, mu, square), key)
         return values[:-1], float(errors[-1])
 
     def constant(self, heads: Heads, square: HeadsSquare) -> Average:
+        """The constant of the 1/L law."""
         with np.errstate(over="ignore", invalid="ignore"):
             return self.average(*self.constants(heads, square, self.mu, self.z))
 
     def exact_mean_square(self, head: AbstractAttention, form: QuadraticForm, L: int | float) -> Average:
+        """The mean of Δmᵀ M Δm for a softmax head over prompts of Gaussian tokens, exactly; the form has no slopes."""
         assert isinstance(self.mu, Gaussian)
         U, Gamma, M = (np.asarray(a, float) for a in (head.U, self.mu.Gamma, form.M))
         b = self.z @ U.T @ Gamma
@@ -123,13 +85,17 @@ class Nodes(AbstractQueries):
         return self.average(np.einsum("ni,ij,nj->n", b, M, b) * along + np.sum(M * Gamma) * Q)
 
     def scales(self, head: AbstractAttention, constant: Average) -> tuple[float, float]:
+        r"""Typical $e^{\Lambda(2\theta)-2\Lambda(\theta)}$ and $e^{\Lambda(3\theta)-\Lambda(2\theta)-\Lambda(\theta)}$.
+
+        They are those at the queries that make the constant of a softmax head.
+        """
         weights = self.weights * (np.ones(len(self.z)) if constant.values is None else constant.values)
         found = _scores(self.mu, self.z @ np.asarray(head.U).T)
         dominated, guess = (_weighted_median(np.exp(np.minimum(part, _LARGEST)), weights) for part in found)
         return dominated, guess
 
 
-class GaussianQueries(AbstractQueries):
+class GaussianQueries:
     r"""Centred Gaussian queries of softmax heads on Gaussian tokens: all means in closed form.
 
     $e^\nu$ turns N(0, S) into $\det(I-2JS)^{-1/2}$ times N(0, S'), $S' = S(I-2JS)^{-1}$, $J = U^\top\Gamma U$; under it
@@ -143,6 +109,7 @@ class GaussianQueries(AbstractQueries):
         self.Gamma, self.S = np.asarray(mu.Gamma, float), np.asarray(nu.Gamma, float)
 
     def constant(self, heads: Heads, square: HeadsSquare) -> Average:
+        """The constant of the 1/L law."""
         own = sum(self.head_constant(head, form) for head, form in zip(heads, square.each, strict=True))
         return Average(own + (self._crossed(heads) if square.is_crossed else 0.0), 0.0)
 
@@ -189,6 +156,7 @@ class GaussianQueries(AbstractQueries):
         return float(np.prod(1 - 2 * weights) ** -0.5), (axes / (1 - 2 * weights)) @ axes.T
 
     def exact_mean_square(self, head: AbstractAttention, form: QuadraticForm, L: int | float) -> Average:
+        """The mean of Δmᵀ M Δm over prompts and queries, by a one-dimensional quadrature."""
         U, M, moments = np.asarray(head.U, float), np.asarray(form.M, float), WeightMoments(L)
         weights, axes = spectrum(U.T @ self.Gamma @ U, self.S)
         inner = self.Gamma @ U @ axes
@@ -199,10 +167,24 @@ class GaussianQueries(AbstractQueries):
         return Average(float(value), 0.0)
 
     def scales(self, head: AbstractAttention, constant: Average) -> tuple[float, float]:
+        """Typical e^{Λ(2θ)-2Λ(θ)} and e^{Λ(3θ)-Λ(2θ)-Λ(θ)}, which are e^ν and e^{2ν}."""
         U = np.asarray(head.U, float)
         weights, _ = spectrum(U.T @ self.Gamma @ U, self.S)
         typical = float(np.sum(weights / (1 - 2 * weights)))  # under e^ν the queries are wider: the mean of ν there
         return math.exp(min(typical, _LARGEST)), math.exp(min(2 * typical, _LARGEST))
+
+
+def queries_of(problem: Problem, heads: Heads, key: PRNGKeyArray) -> Nodes | GaussianQueries:
+    """How means over the queries of a problem are taken: in closed form where they can be."""
+    mu, nu = problem.mu, problem.nu
+    softmax = all(kind_of(head) == "softmax" for head in heads)
+    if softmax and isinstance(mu, Gaussian) and isinstance(nu, Gaussian) and not np.any(np.asarray(nu.m)):
+        return GaussianQueries(mu, nu)
+    if isinstance(nu, Empirical) and nu.size <= _FEW:
+        return Nodes(mu, np.asarray(nu.points, float), np.exp(np.asarray(nu.log_masses(), float)), None)
+    exact = all(head.errors_are_exact(mu) for head in heads)
+    z = np.asarray(nu._sample(key, queries_to_draw(mu, _DRAWS if exact else _DRAWS_BY_TOKENS)), float)
+    return Nodes(mu, z, np.full(len(z), 1 / len(z)), key)
 
 
 def _means(S: Float[np.ndarray, "D D"], quadratic: list[Float[np.ndarray, "D D"]]) -> float:
@@ -225,7 +207,7 @@ def _parts(moments: WeightMoments, nu: Float[np.ndarray, " n"]) -> list[Float[np
 
 
 @eqx.filter_jit
-def _scores(mu: AbstractMeasure, thetas: Float[Array, "n D"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def _scores(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Λ(2θ) - 2Λ(θ) and Λ(3θ) - Λ(2θ) - Λ(θ) at each query."""
 
     def one(theta):

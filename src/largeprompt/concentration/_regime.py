@@ -22,7 +22,7 @@ from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._constants import Heads, summed_heads
 from ._problem import Problem
-from ._query_averages import AbstractQueries, Average
+from ._query_averages import Average, GaussianQueries, Nodes
 from ._spectrum import spectrum
 from ._squares import HeadsSquare, QuadraticForm
 
@@ -117,7 +117,12 @@ def exponent(spread: float, rho: float) -> float:
 
 
 def regime_of(
-    problem: Problem, heads: Heads, square: HeadsSquare, queries: AbstractQueries, constant: Average, spread: float
+    problem: Problem,
+    heads: Heads,
+    square: HeadsSquare,
+    queries: Nodes | GaussianQueries,
+    constant: Average,
+    spread: float,
 ) -> Regime:
     """The regime of a mean over queries with this constant and this spread."""
     rho = own_weight(heads, problem.mu, problem.nu) if problem.query_in_prompt else 0.0
@@ -138,13 +143,17 @@ def regime_of(
     return Regime("1/L", 1.0, spread, onset, dominated).at(max(problem.lengths))
 
 
-def _own_constant(queries: AbstractQueries, head: AbstractAttention, form: QuadraticForm) -> Average:
+def _own_constant(queries: Nodes | GaussianQueries, head: AbstractAttention, form: QuadraticForm) -> Average:
     """That of a form of one of several heads."""
     return queries.constant((head,), HeadsSquare((form,), None))
 
 
 def _scales(
-    mu: AbstractMeasure, queries: AbstractQueries, head: AbstractAttention, form: QuadraticForm, constant: Average
+    mu: AbstractMeasure,
+    queries: Nodes | GaussianQueries,
+    head: AbstractAttention,
+    form: QuadraticForm,
+    constant: Average,
 ) -> tuple[float, float]:
     r"""Lengths up to which single tokens dominate, and from which c/L is good to a tenth, for a softmax head.
 

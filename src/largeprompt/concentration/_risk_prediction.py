@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from largeprompt.attention import AbstractAttention, kind_of, merged_form
+from largeprompt.attention._forms import described
 from largeprompt.icl import LinearRegression, blocks, norm, risk, risk_gradient, risk_rate
 
 from ._problem import NotPredictedError, RiskProblem
@@ -24,9 +25,9 @@ _LATE = 1e13  # of lengths
 def risk_law(problem: RiskProblem, name: str, key: PRNGKeyArray) -> dict[str, Any]:
     """The fields of a `Prediction` of the gap of the risks, or of their gradients, exactly or exactly over prompts."""
     layer, task, Ls = problem.layer, problem.task, problem.lengths
-    if kind_of(layer) not in ("softmax", "linear"):
+    if kind_of(layer) is None:
         raise NotPredictedError(
-            f"the layer is of type {type(layer).__name__}; a risk is predicted for one head of softmax or linear "
+            f"the layer is {described(layer)}; a risk is predicted for one head of softmax or linear "
             "attention, else only measured"
         )
     if type(task) is not LinearRegression:

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from largeprompt._device import Device
 from largeprompt.attention import heads_of, kind_of
 from largeprompt.icl import prediction, squared_mean
 from largeprompt.icl._stand_in import Resampled, is_sampled, warn_of_few
 from largeprompt.measures import Empirical
 
 from ._problem import RiskProblem
-from ._prompts import StreamedHeads, prompt_sums, reader_of, second_moment_sum
+from ._prompts import StreamedHeads, prompt_sums, reader_of, second_moment_sum, sizes
 from ._reliability import reliability
 from ._samples import LEVELS, batched_keys, in_batches, refuse_overflow
 from ._stand_in import changes
@@ -68,8 +69,9 @@ class RiskSample(NamedTuple):
 class RiskPairs:
     """Pairs of a prompt and its law, for the risks of a task and their gradients, on the same prompts."""
 
-    def __init__(self, problem: RiskProblem, key: PRNGKeyArray, device: str):
-        self.problem, self.device = problem, device
+    def __init__(self, problem: RiskProblem, key: PRNGKeyArray, device: Device):
+        self.problem = problem
+        self.device: Device = device
         self.reader = reader_of(problem.layer, problem.heads, True)
         self.reader.chunk(max(problem.lengths), 1, problem.task.dim)  # refuses prompts that are too long to hold
         self.sampled = is_sampled(problem.task)
@@ -83,7 +85,7 @@ class RiskPairs:
     def sample(self, L: int, key: PRNGKeyArray, replicates: int) -> RiskSample:
         """The differences of so many pairs."""
         layer, task, names = self.problem.layer, self.problem.task, self.problem.quantities
-        chunk, batch = self.reader.sizes(L, 1, task.dim, self.device)
+        chunk, batch = sizes(self.reader, L, 1, task.dim, self.device)
         keys, batch = batched_keys(key, batch, replicates)
         function = head_differences if isinstance(self.reader, StreamedHeads) else layer_differences
         options = (jnp.asarray(L), chunk, "risk-gradient" in names, self.problem.query_in_prompt)
@@ -92,7 +94,7 @@ class RiskPairs:
         if self.sampled:
             first = keys[:_FOR_STAND_IN]
 
-            def means(key: PRNGKeyArray | None) -> list[np.ndarray]:
+            def means(key: PRNGKeyArray | None) -> list[Any]:
                 law = task if key is None else Resampled(task, key)
                 found = [np.asarray(part, float) for part in function(layer, law, first, *options)]
                 pairs = [(found[i], found[i] - found[i + 1]) for i in range(0, len(found), 2)]

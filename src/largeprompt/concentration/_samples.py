@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from largeprompt._device import Device
 from largeprompt.measures import AbstractMeasure, Empirical
 from largeprompt.measures._from_sampler import resampled, sampled_parts
 from largeprompt.measures._worth import Worth
@@ -16,7 +17,7 @@ from largeprompt.measures._worth import Worth
 from ._gaussian_prompts import GaussianPrompts
 from ._memory import refuse_what_does_not_fit
 from ._problem import Problem
-from ._prompts import reader_of, squares
+from ._prompts import reader_of, sizes, squares
 from ._query_draws import PlainQueries, WiderQueries
 from ._reliability import interval, reliability
 from ._stand_in import changes, chosen_queries, doubt_at
@@ -92,7 +93,7 @@ class ReducedPrompts(NamedTuple):
     problem: Problem
     prompts: GaussianPrompts
     draws: Draws
-    device: str
+    device: Device
 
     def serves(self, L: int) -> bool:
         """Whether prompts of this length can be drawn so."""
@@ -117,12 +118,14 @@ def _seed(key: PRNGKeyArray) -> int:
 class TokenPrompts:
     """Prompts of any law for any layer, token by token, each seen by several queries."""
 
-    def __init__(self, problem: Problem, draws: Draws, queries: int | None, replicates: int, device: str):
-        self.problem, self.draws, self.device = problem, draws, device
+    def __init__(self, problem: Problem, draws: Draws, queries: int | None, replicates: int, device: Device):
+        self.problem, self.draws = problem, draws
+        self.device: Device = device
         self.reader = reader_of(problem.layer, problem.heads, problem.slopes)
         nu = problem.nu
-        few = isinstance(nu, Empirical) and nu.log_weights is None and nu.size <= _ALL and not np.any(nu.theta)
-        self.fixed = nu.points if queries is None and few else None
+        self.fixed = None
+        if queries is None and isinstance(nu, Empirical) and nu.size <= _ALL:
+            self.fixed = nu.points if nu.log_weights is None and not np.any(nu.theta) else None
         each = QUERIES if queries is None else queries
         self.queries = len(self.fixed) if self.fixed is not None else each
         longest, dim = max(problem.lengths), problem.mu.dim
@@ -136,7 +139,7 @@ class TokenPrompts:
 
     def sample(self, L: int, key: PRNGKeyArray, replicates: int) -> Sample:
         """The squares of so many prompts."""
-        chunk, batch = self.reader.sizes(L, self.queries, self.problem.mu.dim, self.device)
+        chunk, batch = sizes(self.reader, L, self.queries, self.problem.mu.dim, self.device)
         keys, batch = batched_keys(key, batch, replicates)
 
         def squares_of(mu: AbstractMeasure, keys: PRNGKeyArray, batch: int, count: int) -> list[np.ndarray]:
@@ -163,9 +166,9 @@ class TokenPrompts:
         batch = min(batch, 2 ** int(math.log2(some)))
         first = keys[: -(-some // batch) * batch]
 
-        def means(key: PRNGKeyArray | None) -> list[np.ndarray]:
+        def means(key: PRNGKeyArray | None) -> list[Any]:
             *values, weights = squares_of(mu if key is None else resampled(mu, key), first, batch, some)
-            return [(weights * value).mean() for value in values]
+            return [np.mean(weights * value) for value in values]
 
         errors = changes(means, jax.random.fold_in(keys[0], 1))
         shares = (weights * sum(value / max(float(value.mean()), 1e-300) for value in values)).ravel()

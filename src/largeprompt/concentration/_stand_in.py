@@ -8,6 +8,7 @@ number is not to be trusted.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ _CHOSEN = 32  # queries at which the tokens' worth is looked at
 _DOUBTFUL = 0.05  # share of a mean that may come from tilts that too few tokens carry
 
 
-def changes(found: Callable[[PRNGKeyArray | None], Sequence[np.ndarray]], key: PRNGKeyArray) -> Float[np.ndarray, " k"]:
+def changes(found: Callable[[PRNGKeyArray | None], Sequence[Any]], key: PRNGKeyArray) -> Float[np.ndarray, " k"]:
     """The root mean square of what changes in some numbers or vectors when the tokens of the law are resampled.
 
     `found(None)` are those of the law as it is, `found(key)` those of a law that was resampled with this key.

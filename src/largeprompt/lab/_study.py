@@ -16,6 +16,7 @@ import xarray as xr
 from largeprompt import __version__, concentration
 from largeprompt import _checks as checks
 from largeprompt._device import Device
+from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
@@ -113,9 +114,11 @@ class Study:
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
         options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt}
+        heard, lengths = Progress(), iter(self.lengths)
+        heard.step = lambda *_: done(next(lengths))
         with warnings.catch_warnings():  # what cannot be trusted is marked as such
             warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
-            measured: Any = concentration.deviation(*subject, **options, device=device, done=done)
+            measured: Any = concentration.deviation(*subject, **options, device=device, progress=heard)
         curves, numbers = {}, {}
         for quantity in self.quantities:
             predicted, method, note = self._predicted(quantity, of_prediction)
