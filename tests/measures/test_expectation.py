@@ -86,12 +86,12 @@ def test_derivatives_along_u_are_expectations_of_the_slope(mu):
 
 def test_derivatives_in_the_mean_and_covariance_of_a_gaussian_are_those_of_finite_differences():
     u, breaks = jnp.array([0.7, -1.1]), jnp.zeros(1)
-    m, Gamma = jnp.array([0.2, -0.1]), jnp.array([[1.0, 0.3], [0.3, 0.5]])
+    m, root = jnp.array([0.2, -0.1]), jnp.array([[1.0, 0.3], [-0.2, 0.5]])
 
-    def value(m, Gamma):
-        return lp.Gaussian(m, Gamma)._expectation(jax.nn.relu, u, breaks).times_z[0]
+    def value(m, root):
+        return lp.Gaussian(m, root @ root.T)._expectation(jax.nn.relu, u, breaks).times_z[0]
 
-    check_grads(value, (m, Gamma), order=1, eps=1e-5, rtol=1e-6)
+    check_grads(value, (m, root), order=1, eps=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*EXACT, "cube", "product"])
