@@ -270,7 +270,7 @@ REFUSED = {
         LAYER, lp.Product(lp.Rademacher(1.0), lp.Gaussian(np.zeros(2), np.eye(2))), QUERIES, 10
     ),
     "quantity is 'W'; it must be one of": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, catalogue.f("W")),
-    "quantity is 'K'; this layer's own parameters are V, U": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, "K"),
+    "quantity is 'K'; this layer has output, U, V, gradient": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, "K"),
     "L is 1; the bound holds from L = 2 on": lambda: bounds.output_bound(LAYER, GAUSSIAN, QUERIES, 1),
     "the layer is linear attention": lambda: bounds.output_bound(
         lp.LinearAttention(LAYER.U, LAYER.V), GAUSSIAN, QUERIES, 10

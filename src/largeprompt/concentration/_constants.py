@@ -28,7 +28,7 @@ from ._problem import NotPredictedError
 from ._squares import HeadsSquare, QuadraticForm, heads_squares
 
 Heads = tuple[AbstractAttention, ...]
-Tokens = Float[Array, "n D"] | None
+Tokens = Float[Array, "t D"] | None
 _BATCHES, _TOKENS = 8, 2**10  # of tokens that errors are averaged over, and their size
 
 

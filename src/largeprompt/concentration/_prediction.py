@@ -15,7 +15,7 @@ from largeprompt.measures._worth import FewTokensWarning
 
 from ._constants import Heads, summed_heads
 from ._memory import refuse_what_does_not_fit
-from ._problem import Queries, RiskProblem, Several, Tokens, problem_of
+from ._problem import Problem, Queries, RiskProblem, Several, Tokens, problem_of
 from ._query_averages import Average, GaussianQueries, Nodes, queries_of
 from ._regime import Regime, regime_of, spread
 from ._reliability import reliability

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -90,8 +91,8 @@ class Nodes:
         They are those at the queries that make the constant of a softmax head.
         """
         weights = self.weights * (np.ones(len(self.z)) if constant.values is None else constant.values)
-        found = _scores(self.mu, self.z @ np.asarray(head.U).T)
-        dominated, guess = (_weighted_median(np.exp(np.minimum(part, _LARGEST)), weights) for part in found)
+        found = _scores(self.mu, jnp.asarray(self.z @ np.asarray(head.U).T))
+        dominated, guess = (_weighted_median(np.exp(np.minimum(np.asarray(part), _LARGEST)), weights) for part in found)
         return dominated, guess
 
 
@@ -207,7 +208,7 @@ def _parts(moments: WeightMoments, nu: Float[np.ndarray, " n"]) -> list[Float[np
 
 
 @eqx.filter_jit
-def _scores(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def _scores(mu: AbstractMeasure, thetas: Float[Array, "n D"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Λ(2θ) - 2Λ(θ) and Λ(3θ) - Λ(2θ) - Λ(θ) at each query."""
 
     def one(theta):

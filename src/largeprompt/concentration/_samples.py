@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt._device import Device
 from largeprompt.measures import AbstractMeasure, Empirical
@@ -73,15 +73,13 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return values.ravel()[order][np.searchsorted(below, np.array(LEVELS) * below[-1])]
 
 
-def batched_keys(key: PRNGKeyArray, batch: int, count: int) -> tuple[PRNGKeyArray, int]:
+def batched_keys(key: PRNGKeyArray, batch: int, count: int) -> tuple[Array, int]:
     """Keys of `count` prompts or a few more, whole batches of them, and the size of a batch."""
     batch = min(batch, 2 ** math.ceil(math.log2(count)))
     return jax.random.split(key, -(-count // batch) * batch), batch
 
 
-def in_batches(
-    found: Callable[[PRNGKeyArray], Sequence[Any]], keys: PRNGKeyArray, batch: int, count: int
-) -> list[np.ndarray]:
+def in_batches(found: Callable[[Array], Sequence[Any]], keys: Array, batch: int, count: int) -> list[np.ndarray]:
     """What is found for `count` keys, of whole batches, the last one cut: one shape is compiled."""
     parts = [[np.asarray(part, float) for part in found(keys[i : i + batch])] for i in range(0, count, batch)]
     return [np.concatenate(part)[:count] for part in zip(*parts, strict=True)]
@@ -142,7 +140,7 @@ class TokenPrompts:
         chunk, batch = sizes(self.reader, L, self.queries, self.problem.mu.dim, self.device)
         keys, batch = batched_keys(key, batch, replicates)
 
-        def squares_of(mu: AbstractMeasure, keys: PRNGKeyArray, batch: int, count: int) -> list[np.ndarray]:
+        def squares_of(mu: AbstractMeasure, keys: Array, batch: int, count: int) -> list[np.ndarray]:
             known = list(self.problem.squares.values())
             options = (jnp.asarray(L), chunk, self.queries, self.problem.query_in_prompt)
 
@@ -176,7 +174,7 @@ class TokenPrompts:
         doubt, caution = doubt_at(mu, self.problem.heads or (), z, self.problem.slopes, 1)
         return caution * errors, doubt
 
-    def _query(self, keys: PRNGKeyArray, prompt: int, i: int) -> Float[np.ndarray, " D"]:
+    def _query(self, keys: Array, prompt: int, i: int) -> Float[np.ndarray, " D"]:
         if self.fixed is not None:
             return np.asarray(self.fixed[i], float)
         return np.asarray(self.draws.draw(jax.random.split(keys[prompt])[0], self.queries)[0][i], float)
