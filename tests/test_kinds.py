@@ -187,10 +187,11 @@ def test_constants_of_a_kind_of_its_own_are_those_of_its_twin(name):
     assert 0 < predicted.constant_stderr < 0.1 * predicted.constant
     assert_close_in_sigmas(predicted.constant, known.constant, predicted.constant_stderr)
     assert predicted.regime.name == "1/L"
-    bias = [concentration.output_bias(one, MU, Z[0]) for one in (layer, twin)]
-    np.testing.assert_allclose(*bias, atol=0.2 * float(there.output) ** 0.5)
-    covariance = [concentration.output_covariance(one, MU, Z[0]) for one in (layer, twin)]
-    np.testing.assert_allclose(*covariance, rtol=0.2, atol=0.05 * float(there.output))
+    scale = float(there.output)
+    own, other = (concentration.output_bias(one, MU, Z[0]) for one in (layer, twin))
+    np.testing.assert_allclose(own, other, atol=0.2 * scale**0.5)
+    own, other = (concentration.output_covariance(one, MU, Z[0]) for one in (layer, twin))
+    np.testing.assert_allclose(own, other, rtol=0.2, atol=0.05 * scale)
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -27,7 +27,7 @@ class Progress:
 
     @contextlib.contextmanager
     def task(self, name: str, total: float) -> Iterator[Callable[..., None]]:
-        """A piece of work from its start to its end; what it yields, `advance(amount=1, note="")`, adds to what is done."""
+        """A piece of work from start to end; it yields `advance(amount=1, note="")`, which adds to what is done."""
         done = 0.0
 
         def advance(amount: float = 1.0, note: str = "") -> None:

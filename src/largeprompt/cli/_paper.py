@@ -7,8 +7,9 @@ import typer
 
 from ._app import DeviceName, Json, Out, app, errors, screen
 from ._interrupts import interrupts
-from ._output import device_of, interruptible, name_files, print_json, progress, show
+from ._output import device_for, interruptible, name_files, print_json, show
 from ._train import Folder
+from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.paper import Conventions, Settings
@@ -163,9 +164,7 @@ def report(
 
 
 def _device(device: str) -> Any:
-    from largeprompt import lab
-
-    return device_of(lab.place_for(device))
+    return device_for(device, "cuda")
 
 
 def _conventions(score_scale: float | None, loss_factor: float | None, query_sigma: str | None) -> "Conventions":
@@ -197,8 +196,8 @@ def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
 
         writable_folder(out, "--out", folders=("figures", "pieces", "report"))
         job.store.check_writable()
-    with progress("timing a few steps (the first time, compiling them)", job.kinds_of_runs) as done:
-        plan = job.plan(lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"))
+    with View() as view:
+        plan = job.plan(view)
     if not quiet:
         screen.print(f"{job.settings.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
         if job.out_of_reach:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt._device import Device, jax_place
+from largeprompt._device import Device, DeviceName, resolve_device
 from largeprompt._display import AbstractTable, dataset, length_axes
 from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
@@ -150,7 +150,7 @@ def deviation(
         raise ValueError(f"sampler is {sampler!r}; it must be 'auto' or 'tokens'")
     key, progress = checks.key(key), progress or Progress()
     work = [_work(problem, L) for L in problem.lengths]
-    with on_device(device) as found, progress.task("deviation", sum(work)) as advance:
+    with on_device(device) as found, progress.task("measuring", sum(work)) as advance:
         ways = _ways(problem, key, replicates, queries, sampler, widen, found)
         samples = []
         for L, amount in zip(problem.lengths, work, strict=True):
@@ -161,14 +161,12 @@ def deviation(
 
 
 @contextmanager
-def on_device(device: Device) -> Iterator[Device]:
+def on_device(device: Device) -> Iterator[DeviceName]:
     """What JAX computes inside is computed on the device that is yielded; a GPU that is not there is refused.
 
     The numbers are the same to rounding, since so are the random ones behind them.
     """
-    found = jax_place(device).device
-    if found != device != "auto":
-        raise ValueError(f"device is {device!r} and JAX sees no GPU; 'auto' takes one where there is one")
+    found = resolve_device(device)
     there = jax.devices(found)[0]
     if jnp.zeros(()).device == there:  # a context of its own would have all compiled again
         yield found
@@ -186,7 +184,9 @@ def _work(problem: Problem | RiskProblem, L: int) -> float:
     return 1000.0 + L + atoms
 
 
-def _ways(problem, key, replicates: int, queries: int | None, sampler: str, widen: bool, device: Device) -> list[Any]:
+def _ways(
+    problem, key, replicates: int, queries: int | None, sampler: str, widen: bool, device: DeviceName
+) -> list[Any]:
     """The ways to draw prompts for a problem, the best first; each length takes the first that serves it."""
     if isinstance(problem, RiskProblem):
         return [RiskPairs(problem, key, device)]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
@@ -60,7 +60,7 @@ class GaussianPrompts:
         seed: int,
         start: int,
         query_in_prompt: bool,
-        device: Device = "cpu",
+        device: DeviceName = "cpu",
     ) -> list[Float[np.ndarray, " b"]]:
         """The squared differences from the limit of each form, a fresh prompt for each query; `start` counts them."""
         slopes = any(form.slopes for form in forms)
@@ -78,7 +78,7 @@ class GaussianPrompts:
                 parts.append([_square(form, dm, dHV, z) for form in forms])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
-    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: Device):
+    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: DeviceName):
         from largeprompt.engine import gaussian_prompt_sums, sum_count  # which imports a compiler
 
         rng = np.random.default_rng([seed, L, start])

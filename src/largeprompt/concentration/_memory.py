@@ -4,7 +4,7 @@ import math
 
 import jax
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt._memory import free_memory
 from largeprompt.measures import AbstractMeasure
 
@@ -30,7 +30,7 @@ def chunk_numbers(chunk: int, queries: int, dim: int, slopes: bool) -> int:
     return chunk * (3 * dim + 3 * queries + (dim * min(dim, queries) if slopes else 0))
 
 
-def side_by_side(held: int, device: Device) -> int:
+def side_by_side(held: int, device: DeviceName) -> int:
     """How many prompts to draw at once, a power of two, where each holds so many numbers."""
     return 2 ** int(math.log2(max(1, _PROMPTS[device] // held)))
 

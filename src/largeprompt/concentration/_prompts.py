@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of
 from largeprompt.attention._forms import described
 from largeprompt.measures import AbstractMeasure, Empirical
@@ -190,7 +190,7 @@ class WholePrompts(eqx.Module):
 Reader = StreamedHeads | WholePrompts
 
 
-def sizes(reader: Reader, L: int, queries: int, dim: int, device: Device) -> tuple[int, int]:
+def sizes(reader: Reader, L: int, queries: int, dim: int, device: DeviceName) -> tuple[int, int]:
     """How many tokens of a prompt are drawn at once, and how many prompts side by side."""
     return reader.chunk(L, queries, dim), side_by_side(reader.numbers(L, queries, dim)[0], device)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt.attention import heads_of, kind_of
 from largeprompt.icl import prediction, squared_mean
 from largeprompt.icl._stand_in import Resampled, is_sampled, warn_of_few
@@ -69,9 +69,9 @@ class RiskSample(NamedTuple):
 class RiskPairs:
     """Pairs of a prompt and its law, for the risks of a task and their gradients, on the same prompts."""
 
-    def __init__(self, problem: RiskProblem, key: PRNGKeyArray, device: Device):
+    def __init__(self, problem: RiskProblem, key: PRNGKeyArray, device: DeviceName):
         self.problem = problem
-        self.device: Device = device
+        self.device: DeviceName = device
         self.reader = reader_of(problem.layer, problem.heads, True)
         self.reader.chunk(max(problem.lengths), 1, problem.task.dim)  # refuses prompts that are too long to hold
         self.sampled = is_sampled(problem.task)

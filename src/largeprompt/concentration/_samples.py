@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt.measures import AbstractMeasure, Empirical
 from largeprompt.measures._from_sampler import resampled, sampled_parts
 from largeprompt.measures._worth import Worth
@@ -91,7 +91,7 @@ class ReducedPrompts(NamedTuple):
     problem: Problem
     prompts: GaussianPrompts
     draws: Draws
-    device: Device
+    device: DeviceName
 
     def serves(self, L: int) -> bool:
         """Whether prompts of this length can be drawn so."""
@@ -116,9 +116,9 @@ def _seed(key: PRNGKeyArray) -> int:
 class TokenPrompts:
     """Prompts of any law for any layer, token by token, each seen by several queries."""
 
-    def __init__(self, problem: Problem, draws: Draws, queries: int | None, replicates: int, device: Device):
+    def __init__(self, problem: Problem, draws: Draws, queries: int | None, replicates: int, device: DeviceName):
         self.problem, self.draws = problem, draws
-        self.device: Device = device
+        self.device: DeviceName = device
         self.reader = reader_of(problem.layer, problem.heads, problem.slopes)
         nu = problem.nu
         self.fixed = None

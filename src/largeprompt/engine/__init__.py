@@ -7,6 +7,5 @@ from ._gpu import GpuBatch as GpuBatch
 from ._gpu import GpuRun as GpuRun
 from ._gpu import GpuTrainer as GpuTrainer
 from ._gpu import Segment as Segment
-from ._gpu import fused_place as fused_place
 from ._prompt_sums import gaussian_prompt_sums as gaussian_prompt_sums
 from ._prompt_sums import sum_count as sum_count

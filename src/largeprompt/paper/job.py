@@ -12,6 +12,7 @@ from typing import Any, Literal
 import xarray as xr
 
 from largeprompt import lab
+from largeprompt._device import DeviceName, resolve_device
 from largeprompt.lab import Interrupted, Run, Store
 from largeprompt.paper.claims import CLAIMS, ROLES, RULE, Claim, entries
 from largeprompt.paper.figures import FIGURES
@@ -84,7 +85,7 @@ class Job:
         self.jobs = lab.usable_cores() if jobs is None else jobs
         if self.jobs < 1:
             raise ValueError(f"jobs is {jobs}; it must be at least 1")
-        self.device: Literal["cpu", "gpu"] = lab.place_for(device).device
+        self.device: DeviceName = resolve_device(device, "cuda")
         self.store, self.shelf = Store(store or self.out / "runs"), Shelf(self.out / "pieces")
 
     @property
@@ -93,17 +94,12 @@ class Job:
         asked = [need for part in (*self.figures, *self.claims) for need in part.needs(self.settings)]
         return tuple(dict.fromkeys([*asked, *([Errata()] if self.errata else [])]))
 
-    @property
-    def kinds_of_runs(self) -> int:
-        """How many runs are timed to tell the cost: one a length."""
-        return len({need.L for need in self.needs if isinstance(need, Run)})
-
-    def plan(self, timed: Any = lambda run, speed: None) -> Plan:
+    def plan(self, progress: lab.Progress | None = None) -> Plan:
         """What is not there yet, and about how long it takes: a few steps of each kind of run are timed."""
         needs = self.needs
         runs = tuple(need for need in needs if isinstance(need, Run))
         pieces = tuple(need for need in needs if isinstance(need, AbstractPiece))
-        expected = lab.forecast(runs, self.store, self.jobs, timed, self.device) if runs else None
+        expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
         to_do = tuple(piece for piece in pieces if self.shelf.load(piece) is None)
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
         return Plan(runs, pieces, each, to_do, self.jobs, memory + 4e8, disk, self.device)
@@ -244,7 +240,7 @@ class Job:
 
     def account(self, plan: Plan, results: Results, began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
-        logs = {run: self.store.log(run.hash) for run in plan.runs}
+        logs = {run: self.store.log(run.key) for run in plan.runs}
         spent = {run: float(log.get("seconds", 0.0)) for run, log in logs.items()}
         by_gpu = sum(float(log.get("gpu_seconds", 0.0)) for log in logs.values())
         by_cores = sum(spent.values()) - by_gpu

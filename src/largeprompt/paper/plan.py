@@ -8,11 +8,11 @@ from typing import Any, Literal
 import xarray as xr
 
 from largeprompt import lab
-from largeprompt.lab import Run, Store, Watcher, duration
+from largeprompt.lab import Progress, Run, Store, duration
 from largeprompt.paper.pieces import AbstractPiece, Needed
 
 
-class Listener(Watcher):
+class Listener(Progress):
     """Is told how the job goes on, besides the runs of training; this one keeps still."""
 
     def planned(self, plan: "Plan") -> None:
@@ -67,8 +67,8 @@ class Plan:
 class Training:
     """The runs of a plan, carried out by other threads from the moment this is made."""
 
-    def __init__(self, plan: Plan, store: Store, watcher: Watcher):
-        self._plan, self._store, self._watcher = plan, store, watcher
+    def __init__(self, plan: Plan, store: Store, progress: Progress):
+        self._plan, self._store, self._progress = plan, store, progress
         self._stop, self._done = threading.Event(), threading.Event()
         self._results: list[xr.Dataset] = []
         self._error: BaseException | None = None
@@ -79,7 +79,7 @@ class Training:
         plan = self._plan
         try:
             options: Any = {
-                "watcher": self._watcher,
+                "progress": self._progress,
                 "jobs": plan.jobs,
                 "seconds": plan.seconds_of_run,
                 "device": plan.device,

@@ -15,7 +15,7 @@ import xarray as xr
 
 from largeprompt import _checks as checks
 from largeprompt.attention import Head, softmax_form
-from largeprompt.lab import Study
+from largeprompt.lab import Progress, Study
 
 from ._piece import AbstractPiece, Done
 
@@ -23,6 +23,16 @@ QUANTITIES = ("output", "V", "U")
 UNSCALED = "KMS, unscaled"
 LAWS = ("Gaussian", "KMS", "mixture", "Rademacher", "cube", "sphere", UNSCALED)
 MORE = 10  # times as many prompts where tails are heavy or gradients compared: Gaussian prompts are cheap
+
+
+class _Noted(Progress):
+    """Passes on the notes of a study."""
+
+    def __init__(self, done: Done):
+        self._done = done
+
+    def step(self, name: str, done: float, note: str = "") -> None:
+        self._done(note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +61,7 @@ class AbstractStudies(AbstractPiece):
     def _compute(self, done: Done) -> xr.Dataset:
         """By law, quantity and length; each law with the settings of its study."""
         parts = {
-            name: study.carry_out(lambda part, name=name: done(f"{name}: {_told(part)}"))
+            name: study.run(_Noted(lambda note, name=name: done(f"{name}: {note}")))
             for name, study in self.studies.items()
         }
         first = next(iter(parts.values())).attrs
@@ -137,7 +147,3 @@ def _measures(dim: int) -> dict[str, dict[str, Any]]:
         **{name: {"kind": name.lower(), "dim": dim} for name in ("Rademacher", "cube", "sphere")},
         UNSCALED: correlated,
     }
-
-
-def _told(part: int | str) -> str:
-    return f"{part} predicted" if isinstance(part, str) else f"L = {part}"
