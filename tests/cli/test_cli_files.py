@@ -109,7 +109,7 @@ def no_work(monkeypatch):
 
     monkeypatch.setattr(lab, "forecast", fail)
     monkeypatch.setattr(lab, "sweep", fail)
-    monkeypatch.setattr(lab.Study, "carry_out", fail)
+    monkeypatch.setattr(lab.Study, "run", fail)
     monkeypatch.setattr(learning, "optima", fail)
     monkeypatch.setattr(learning, "ladder", fail)
 

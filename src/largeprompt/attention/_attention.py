@@ -1,5 +1,5 @@
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -141,6 +141,19 @@ class AbstractAttention(AbstractLayer[Jacobian]):
     @property
     def outputs(self) -> int:
         return self.V.shape[0]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The matrices of the layer by name."""
+        return {"U": self.U, "V": self.V}
+
+    def with_parameters(self, matrices: Mapping[str, Any]) -> "AbstractAttention":
+        """The same layer with other matrices, by name; nothing is checked."""
+        return eqx.tree_at(lambda layer: (layer.U, layer.V), self, (matrices["U"], matrices["V"]))
+
+    def with_kind(self, kind: str) -> "AbstractAttention":
+        """The same matrices in another kind of attention."""
+        return known_kinds()[kind](self.U, self.V)
 
     def _output(self, mu, z):
         return self.V @ self.reading(mu, self.U @ z)

@@ -1,7 +1,6 @@
-"""How near finite prompts are to their limit, as data: what is measured, carrying it out, and what comes of it."""
+"""How near finite prompts are to their limit, as data: what is measured, and what comes of it."""
 
 import dataclasses
-import json
 import math
 import time
 import warnings
@@ -14,7 +13,6 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import __version__, concentration
-from largeprompt import _checks as checks
 from largeprompt._device import Device
 from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
@@ -24,7 +22,7 @@ from largeprompt.measures import AbstractMeasure
 
 from ._laws import layer_from, measure_from, task_from
 from ._lengths import lengths_from
-from ._tables import inlined, short
+from ._settings import Table, inlined, short, toml_lines
 from ._weights import described
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
@@ -56,6 +54,7 @@ class Study:
     attention: AbstractLayer = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
+        table = Table("", vars(self))
         is_task = isinstance(self.measure, Mapping) and self.measure.get("kind") == "regression"
         if is_task and self.query is not None:
             raise ValueError(f"query is {short(self.query)}; a regression has its own, given by measure.query_sigma")
@@ -67,14 +66,11 @@ class Study:
             "attention": layer_from(self.layer, tokens.dim),
             "lengths": lengths_from(self.lengths),
             "quantities": _quantities(self.quantities, is_task),
-            "replicates": checks.count("replicates", self.replicates, at_least=2),
-            "seed": checks.count("seed", self.seed, at_least=0),
-            "query_in_prompt": _truth("query_in_prompt", self.query_in_prompt),
-            "bounds": _truth("bounds", self.bounds),
+            "replicates": table.count("replicates", at_least=2, below=10**7 + 1),
+            "seed": table.count("seed", at_least=0, below=2**32),
+            "query_in_prompt": table.truth("query_in_prompt"),
+            "bounds": table.truth("bounds"),
         }
-        for name, most in (("seed", 2**32 - 1), ("replicates", 10**7)):
-            if found[name] > most:
-                raise ValueError(f"{name} is {found[name]}; it must be at most {most}")
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
@@ -86,12 +82,12 @@ class Study:
 
     def as_toml(self) -> str:
         """A file that makes this study, with the arrays of other files in it."""
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
+        return "".join(f"{line}\n" for line in toml_lines(self.settings))
 
     @property
     def layer_in_words(self) -> str:
         """The layer's matrices and the factor of its scores."""
-        return described(self.attention, "scale" in self.layer)
+        return described(self.attention, self.layer.get("kind", "softmax"), "scale" in self.layer)
 
     def run(self, progress: Progress | None = None, *, device: Device = "auto") -> xr.Dataset:
         """Measure, predict and bound.
@@ -199,9 +195,7 @@ def _names(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 def study_from(settings: Mapping[str, Any], folder: Path | str = ".") -> Study:
     """The study of some settings, as a TOML file holds them; files that they name lie in the folder."""
-    for name, value in settings.items():
-        if name not in _KEYS:
-            raise ValueError(f"{name} = {short(value)} is not a setting; they are {', '.join(_KEYS)}")
+    Table("", settings).holds(*_KEYS)
     return Study(**{_BEFORE.get(name, name): inlined(name, value, folder) for name, value in settings.items()})
 
 
@@ -218,20 +212,3 @@ def _quantities(value: Any, is_task: bool) -> tuple[str, ...]:
             of = "a regression" if is_task else "a law of tokens"
             raise ValueError(f"quantity has {name!r}; of {of} it must be among {', '.join(known)}")
     return names
-
-
-def _truth(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {short(value)}; it must be true or false")
-    return value
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it, tables within a line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,3 +1,5 @@
+"""What a run records on its way: risks, norms, distances and parameters after chosen steps."""
+
 import contextlib
 import dataclasses
 import threading
@@ -10,20 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from largeprompt._precision import cached
-from largeprompt.attention import AbstractLayer, MultiHead
+from largeprompt.attention import AbstractLayer
 from largeprompt.dynamics import Layers, State
 from largeprompt.icl import AbstractRisk, risk_function
 
-from ._record import Record
-from ._run import Run
-from ._weights import Matrices, circuits, matrices, with_matrices
+from ._run import Record, Run
+from ._weights import Matrices, circuits, matrices
 
 _evaluating, _setting_up = threading.Lock(), threading.Lock()  # runs side by side share one compilation
 _TOGETHER = (1, 16, 64)  # layers whose risk is evaluated at once: few numbers of them, since each is compiled
 _TOGETHER_ON_GPU = (512, 64, 16, 1)  # the first of these for which there is room
 
 
-class Stretch(NamedTuple):
+class States(NamedTuple):
     """States of a run after some steps; every array of the layers has these steps first."""
 
     steps: np.ndarray
@@ -31,13 +32,13 @@ class Stretch(NamedTuple):
     diverged: tuple[int | None, ...]
 
 
-def alone(state: State) -> Stretch:
-    """One state, as many."""
+def one_state(state: State) -> States:
+    """One state as an array of one."""
     layers = jax.tree.map(lambda leaf: np.asarray(leaf)[None] if eqx.is_array(leaf) else leaf, state.layers)
-    return Stretch(np.array([state.step]), layers, state.diverged)
+    return States(np.array([state.step]), layers, state.diverged)
 
 
-class Course:
+class History:
     """What has been recorded of a run so far: for each quantity one array, recorded steps first, then members."""
 
     def __init__(self, run: Run, start: State):
@@ -69,18 +70,18 @@ class Course:
 
     def add(self, state: State) -> None:
         """Record a state."""
-        stretch = alone(state)
-        ((risk, stderr),) = risks_of([self], [stretch])
-        self.extend(stretch, risk, stderr)
+        states = one_state(state)
+        ((risk, stderr),) = risks_of([self], [states])
+        self.extend(states, risk, stderr)
 
-    def extend(self, stretch: Stretch, risk: np.ndarray, stderr: np.ndarray) -> None:
-        """Record some states with the risks of their members; of one that has diverged nothing is known any more."""
-        n, what = len(stretch.steps), self.run.record.what
-        assert np.array_equal(stretch.steps, self.all_due[:n])
+    def extend(self, states: States, risk: np.ndarray, stderr: np.ndarray) -> None:
+        """Record some states with the risks of their members; after a divergence all is NaN."""
+        n, what = len(states.steps), self.run.record.what
+        assert np.array_equal(states.steps, self.all_due[:n])
         if n == 0:
             return
-        found, named = [], [_of_many(layer, matrices(layer)) for layer in stretch.layers]
-        for i, (layer, own) in enumerate(zip(stretch.layers, named, strict=True)):
+        found, named = [], [self._matrices(layer) for layer in states.layers]
+        for i, (layer, own) in enumerate(zip(states.layers, named, strict=True)):
             block = {"risk": risk[:, i], "risk_stderr": stderr[:, i]}
             if "norms" in what:
                 block["norms"] = np.stack([_norm(matrix) for matrix in own.values()], axis=1)
@@ -89,14 +90,19 @@ class Course:
             if "parameters" in what:
                 block |= own
             if "circuits" in what:
-                block |= _circuits(layer, n)
-            gone = _gone(stretch, i)
+                block |= circuits(layer, self.run.heads)
+            gone = _gone(states, i)
             found.append({name: _without(gone, values) for name, values in block.items()})
         rows = {name: np.stack([one[name] for one in found], axis=1) for name in found[0]}
         if "distances" in what and len(found) == 2:
-            rows["distance"] = _without(_gone(stretch, 0) | _gone(stretch, 1), _distance(*named))
+            rows["distance"] = _without(_gone(states, 0) | _gone(states, 1), _distance(*named))
         self._blocks.append(rows)
         self._count += n
+
+    def _matrices(self, layers: Any) -> Matrices:
+        """The matrices of many layers with those first, not the heads."""
+        named = matrices(layers)
+        return named if self.run.heads == 1 else {name: np.moveaxis(stack, 0, 1) for name, stack in named.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All rows, the recorded steps as first axis."""
@@ -108,29 +114,29 @@ class Course:
         return self._blocks[0]
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Go on after rows recorded before."""
+        """Take up rows that were recorded before."""
         self._count = len(next(iter(arrays.values()))) if arrays else 0
         self._blocks = [arrays] if self._count else []
 
 
-def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any = None) -> list[np.ndarray]:
+def risks_of(histories: Sequence[History], states: Sequence[States], gpu: Any = None) -> list[np.ndarray]:
     """Risks and standard errors of states of several runs, for each an array of both, then steps, then members.
 
     Those that share a task, a length and a shape are evaluated together, by JAX's default device or by the GPU given.
     """
-    values = [np.zeros((2, len(stretch.steps), len(stretch.layers))) for stretch in stretches]
+    values = [np.zeros((2, len(some.steps), len(some.layers))) for some in states]
     groups: dict[Run, list[int]] = {}
-    for i, (course, stretch) in enumerate(zip(courses, stretches, strict=True)):
-        if len(stretch.steps):
-            groups.setdefault(course.setting, []).append(i)
+    for i, (history, some) in enumerate(zip(histories, states, strict=True)):
+        if len(some.steps):
+            groups.setdefault(history.setting, []).append(i)
     for setting, members in groups.items():
         for member in range(len(setting.members)):
-            layers = [stretches[i].layers[member] for i in members]
+            layers = [states[i].layers[member] for i in members]
             stack = jax.tree.map(_joined, *layers)
-            found = _evaluated_on(gpu, setting, member, stack, sum(len(stretches[i].steps) for i in members))
+            found = _evaluated_on(gpu, setting, member, stack, sum(len(states[i].steps) for i in members))
             at = 0
             for i in members:
-                n = len(stretches[i].steps)
+                n = len(states[i].steps)
                 values[i][:, :, member] = found[:, at : at + n]
                 at += n
     return values
@@ -138,9 +144,9 @@ def risks_of(courses: Sequence[Course], stretches: Sequence[Stretch], gpu: Any =
 
 def warm_up(setting: Run, gpu: Any) -> None:
     """Compile what evaluates many risks of a setting at once, for the GPU given."""
-    for member, layer in enumerate(setting.layers()):
-        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None] if eqx.is_array(leaf) else leaf, layer)
-        _evaluated_on(gpu, setting, member, one, 1)
+    start = one_state(State(0, setting.layers(), ()))
+    for member, layer in enumerate(start.layers):
+        _evaluated_on(gpu, setting, member, layer, 1)
 
 
 def _evaluated_on(gpu: Any, setting: Run, member: int, stack: AbstractLayer, n: int) -> np.ndarray:
@@ -188,7 +194,7 @@ def _setting(run: Run) -> Run:
 
 
 def risks(setting: Run) -> list[AbstractRisk]:
-    """The risk of each member as a function, set up once a setting."""
+    """The risk of each member as a function, set up once for each setting."""
     with _setting_up:
         return _risks(setting)
 
@@ -206,25 +212,15 @@ def _on_gpu(setting: Run, gpu: Any) -> list[AbstractRisk]:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, gpu) if eqx.is_array(leaf) else leaf, functions)
 
 
-def _generic(layer: AbstractLayer) -> AbstractLayer:
+def _generic(layer: Any) -> AbstractLayer:
     # P = C = 0 holds along a gradient flow but not under the noise of SGD: the function must not count on it
     moved = {name: np.asarray(matrix) + 1e-3 for name, matrix in matrices(layer).items()}
-    return jax.tree.map(jnp.asarray, with_matrices(layer, moved))
+    return jax.tree.map(jnp.asarray, layer.with_parameters(moved))
 
 
-def _of_many(layer: AbstractLayer, named: Matrices) -> Matrices:
-    """The matrices of many layers with those first, not the heads."""
-    return {n: np.moveaxis(matrix, 0, 1) for n, matrix in named.items()} if isinstance(layer, MultiHead) else named
-
-
-def _circuits(layer: AbstractLayer, n: int) -> Matrices:
-    each = [circuits(jax.tree.map(lambda leaf, i=i: leaf[i] if eqx.is_array(leaf) else leaf, layer)) for i in range(n)]
-    return {name: np.stack([one[name] for one in each]) for name in each[0]}
-
-
-def _gone(stretch: Stretch, i: int) -> np.ndarray:
-    at = stretch.diverged[i]
-    return stretch.steps > at if at is not None else np.zeros(len(stretch.steps), bool)
+def _gone(states: States, i: int) -> np.ndarray:
+    at = states.diverged[i]
+    return states.steps > at if at is not None else np.zeros(len(states.steps), bool)
 
 
 def _without(gone: np.ndarray, values: np.ndarray) -> np.ndarray:

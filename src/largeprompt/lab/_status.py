@@ -1,3 +1,5 @@
+"""How far the runs of a sweep are."""
+
 import collections
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +11,11 @@ from ._store import AbstractStore
 STAGES = ("finished", "running", "interrupted", "begun", "failed", "not begun")
 
 
-class Standing(NamedTuple):
+class Status(NamedTuple):
     """How far a run of a sweep is: its stage, the last step that is kept, and why it failed if it did.
 
-    `begun` is unfinished in a store that cannot tell whether someone works on it. Of finished runs that no grid names,
-    the title is not read.
+    `begun` is unfinished in a store that does not know whether a process works on it. The title of a finished run that
+    no grid names is not read.
     """
 
     key: str
@@ -24,46 +26,42 @@ class Standing(NamedTuple):
     message: str = ""
 
 
-def standings(
-    store: AbstractStore, runs: Sequence[Run] | None = None, at_work: set[str] | None = None
-) -> list[Standing]:
+def statuses(store: AbstractStore, runs: Sequence[Run] | None = None, running: set[str] | None = None) -> list[Status]:
     """How far the runs of a sweep are, or all that a store knows of, by one listing and what is unfinished.
 
-    `at_work` are the hashes that a scheduler has given to workers, where one was asked.
+    `running` are the keys that a scheduler has given to workers, where one was asked.
     """
     kinds = store.kinds()
     if runs is None:
-        return [_standing(store, key, None, found, at_work) for key, found in sorted(kinds.items())]
-    return [_standing(store, run.key, run, kinds.get(run.key, frozenset()), at_work) for run in runs]
+        return [_status(store, key, None, found, running) for key, found in sorted(kinds.items())]
+    return [_status(store, run.key, run, kinds.get(run.key, frozenset()), running) for run in runs]
 
 
-def counted(found: Sequence[Standing]) -> dict[str, int]:
+def counted(found: Sequence[Status]) -> dict[str, int]:
     """How many runs are at each stage that occurs."""
-    counts = collections.Counter(standing.stage for standing in found)
+    counts = collections.Counter(status.stage for status in found)
     return {stage: counts[stage] for stage in STAGES if counts[stage]}
 
 
-def _standing(
-    store: AbstractStore, key: str, run: Run | None, kinds: frozenset[str], at_work: set[str] | None
-) -> Standing:
+def _status(store: AbstractStore, key: str, run: Run | None, kinds: frozenset[str], running: set[str] | None) -> Status:
     title, steps = (run.title, run.steps) if run is not None else ("", 0)
     if "nc" in kinds:
-        return Standing(key, "finished", title, steps, steps)
-    working = at_work is not None and key in at_work
+        return Status(key, "finished", title, steps, steps)
+    working = running is not None and key in running
     if not kinds:
-        return Standing(key, "running" if working else "not begun", title, 0, steps)
+        return Status(key, "running" if working else "not begun", title, 0, steps)
     message, step = str(store.failure(key).get("error", "")), 0
     if kinds & {"checkpoint", "failed"}:
         try:
             entry = store.entry(key)
             title, step, steps = entry.run.title, entry.step, entry.run.steps
         except FileNotFoundError:  # it has ended meanwhile
-            return Standing(key, "finished" if store.finished(key) else "not begun", title, 0, steps)
+            return Status(key, "finished" if store.finished(key) else "not begun", title, 0, steps)
         except Damaged as error:
             message = str(error)
     stage = "running" if working else store.stage(key, "failed" in kinds)
-    if at_work is not None and stage == "begun":
+    if running is not None and stage == "begun":
         stage = "interrupted"
     if stage == "interrupted" and kinds == {"lock"}:  # of a process that was killed before its first checkpoint
         stage = "not begun"
-    return Standing(key, stage, title, step, steps, message if stage != "running" else "")
+    return Status(key, stage, title, step, steps, message if stage != "running" else "")
