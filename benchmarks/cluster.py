@@ -104,12 +104,12 @@ def runs_in_memory(count: int) -> None:
     began = time.perf_counter()
     runs = lab.runs_from({"seeds": count})
     made = time.perf_counter()
-    hashes = {run.hash for run in lab.with_engines(runs)}
+    hashes = {run.key for run in lab.with_engines(runs)}
     hashed = time.perf_counter()
     assert len(hashes) == count
     tracemalloc.start()
     kept = lab.with_engines(lab.runs_from({"seeds": count // 10}))
-    hashes = {run.hash for run in kept}
+    hashes = {run.key for run in kept}
     size = tracemalloc.get_traced_memory()[0] / len(hashes)
     tracemalloc.stop()
     print(f"\n{count} runs in the driver: {1e3 * (made - began) / count:.2f} ms a run to make and check,")
@@ -151,20 +151,21 @@ def sizes(folder: Path) -> None:
         steps = min(run.steps, 2000)  # a record of as many points as that of all steps, nearly
         (short,) = lab.runs_from({"L": 10, **settings, "steps": steps})
         store = lab.Store(folder / "sizes")
-        lab.train(short, store, checkpoint_seconds=0.0, watcher=(keeping := Keeping(store)))
-        result, account = (store.path(short.hash, kind).stat().st_size for kind in ("nc", "json"))
+        lab.train(
+            short, store, checkpoint_seconds=0.0, progress=(keeping := Keeping(store.path(short.key, "checkpoint")))
+        )
+        result, account = (store.path(short.key, kind).stat().st_size for kind in ("nc", "json"))
         print(f"  {name:<38}{result:>10}{account:>10}{keeping.size:>13}")
 
 
-class Keeping(lab.Watcher):
+class Keeping(lab.Progress):
     """The size of the last checkpoint."""
 
-    def __init__(self, store: lab.Store):
-        self._store, self.size = store, 0
+    def __init__(self, path: Path):
+        self._path, self.size = path, 0
 
-    def moved(self, run: lab.Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
-        path = self._store.path(run.hash, "checkpoint")
-        self.size = path.stat().st_size if path.exists() else self.size
+    def step(self, name: str, done: float, note: str = "") -> None:
+        self.size = self._path.stat().st_size if self._path.exists() else self.size
 
 
 def folder_of_many(folder: Path, count: int) -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import largeprompt as lp
-from largeprompt._device import jax_place
+from largeprompt._device import gpu_refusal, resolve_device
 from largeprompt.concentration import deviation
 from largeprompt.engine import gaussian_prompt_sums
 from largeprompt.engine._prompt_sums_jax import prompt_sums_by_jax, span_for, sums_of_prompts
@@ -174,11 +174,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     lp.use_float64()
     warnings.simplefilter("ignore")
-    place = jax_place("gpu")
-    if place.remark is not None:
-        print(place.remark)
-    small = quick or place.device == "cpu"
-    platform = place.device
+    platform = resolve_device("auto")
+    if platform == "cpu":
+        print(f"no GPU: {gpu_refusal('jax')}; the CPU does the work")
+    small = quick or platform == "cpu"
     device = jax.devices(platform)[0]
     print(f"{device.device_kind}, jax {jax.__version__}, numpy {np.__version__}, {len(os.sched_getaffinity(0))} cores")
     for k, products in ((1, False), (2, True), (6, True)):

@@ -21,8 +21,8 @@ import numpy as np
 
 import largeprompt as lp
 from largeprompt import lab
-from largeprompt._device import jax_gpu
-from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place
+from largeprompt._device import gpu_refusal, jax_gpu
+from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage
 from largeprompt.paper.settings import COVARIANCES, PRESETS
 
 LANES = 128  # of a multiprocessor
@@ -115,9 +115,9 @@ def main() -> None:
     parser.add_argument("--part", choices=("protocol", "steps", "all"), default="all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*Grid size")
-    place = fused_place("gpu")
-    if place.remark:
-        raise SystemExit(place.remark)
+    reason = gpu_refusal("cuda")
+    if reason is not None:
+        raise SystemExit(f"no GPU: {reason}")
     lp.use_float64()
     # many small operations to set runs up; what is for the card says so
     jax.config.update("jax_default_device", jax.devices("cpu")[0])
@@ -146,14 +146,14 @@ def protocol(seeds: int, steps: int, seconds_an_operation_token: float) -> dict:
     some = runs(lengths, seeds, steps)
     marks: list[tuple[float, int]] = []
 
-    class Watcher(lab.Watcher):
-        def moved(self, run, step, speed, risk):
+    class FirstLaunch(lab.Progress):
+        def step(self, name, done, note=""):
             if not marks:
                 marks.append((time.perf_counter() - began, 0))
 
     with tempfile.TemporaryDirectory() as folder:
         made = time.perf_counter() - began
-        results = lab.sweep(some, lab.Store(folder), device="gpu", watcher=Watcher())
+        results = lab.sweep(some, lab.Store(folder), device="gpu", progress=FirstLaunch())
     taken = time.perf_counter() - began
     limit = sum(run.L * run.batch * run.steps for run in some) * seconds_an_operation_token
     ends = [str(end) for data in results for end in data.verdict.values]

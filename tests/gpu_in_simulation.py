@@ -30,22 +30,26 @@ from largeprompt.dynamics import Layers
 from largeprompt.engine import Fleet, GpuTrainer, Voyage, trainer_for
 
 
-class Watching(lab.Watcher):
+class Watching(lab.Progress):
     """Writes down what it is told; has Ctrl-C pressed, or fails, when a run has come to a step."""
 
     def __init__(self, pressed_at: int | None = None, fails_at: int | None = None):
         self.risks, self.ends, self._pressed_at, self._fails_at = {}, [], pressed_at, fails_at
 
-    def moved(self, run, step, speed, risk):
-        if risk:
-            self.risks[run.hash] = (step, *risk)
-        if self._pressed_at == step:
+    def step(self, name, done, note=""):
+        if name == "training":
+            return
+        risks = note.partition("risk ")[2]
+        if risks:
+            self.risks[name] = (done, *map(float, risks.split(", ")))
+        if self._pressed_at == done:
             os.kill(os.getpid(), signal.SIGINT)
-        if self._fails_at == step:
+        if self._fails_at == done:
             raise OSError("the terminal is gone")
 
-    def ended(self, run, found):
-        self.ends.append(found)
+    def close(self, name, outcome=""):
+        if name != "training":
+            self.ends.append(outcome == "found")
 
 
 @contextlib.contextmanager
@@ -251,24 +255,24 @@ def sweeps(found: Findings, folder: Path) -> None:
     watching = Watching()
     store = lab.Store(folder / "whole")
     began = time.monotonic()
-    lab.sweep(RUNS, store, device="gpu", watcher=watching)
+    lab.sweep(RUNS, store, device="gpu", progress=watching)
     seconds = time.monotonic() - began
     found.put("sweep/whole", {"found": watching.ends, "seconds": seconds})
-    found["sweep/whole/risks"] = np.array([watching.risks[run.hash] for run in RUNS[:3]])
+    found["sweep/whole/risks"] = np.array([watching.risks[run.name] for run in RUNS[:3]])
     with patch.object(Fleet, "launch", side_effect=AssertionError("a result was there already")):
         again = Watching()
-        lab.sweep(RUNS, store, device="gpu", watcher=again)
+        lab.sweep(RUNS, store, device="gpu", progress=again)
         found.put("sweep/again", {"found": again.ends})
 
     store = lab.Store(folder / "interrupted")
     with launches_of(2), nothing_late(), contextlib.suppress(lab.Interrupted):
-        lab.sweep(RUNS, store, device="gpu", watcher=Watching(pressed_at=2))  # the launch after that is under way
+        lab.sweep(RUNS, store, device="gpu", progress=Watching(pressed_at=2))  # the launch after that is under way
         found["sweep/interrupted/not"] = np.array(True)
 
     store = lab.Store(folder / "failed")
     with launches_of(2), nothing_late():
         try:
-            lab.sweep(RUNS, store, device="gpu", watcher=Watching(fails_at=4))
+            lab.sweep(RUNS, store, device="gpu", progress=Watching(fails_at=4))
         except OSError as error:
             found["sweep/failed/said"] = np.array(str(error))
 
@@ -297,7 +301,7 @@ def sweeps(found: Findings, folder: Path) -> None:
 
     store = lab.Store(folder / "claimed")
     run = RUNS[0].resolved
-    with store.claim(run.hash):
+    with store.claim(run.key):
         from largeprompt.lab._fleet import carried_out_together
 
         results = carried_out_together(RUNS[:2], store, Watching(), threading.Event(), 30.0)

@@ -76,5 +76,5 @@ def test_a_run_keeps_the_numbers_given_in_either_precision(given):
         narrow = Run(**settings)
     wide = Run(**settings)
     assert narrow == wide
-    assert narrow.hash == wide.hash
+    assert narrow.key == wide.key
     assert narrow.sigma == SIGMA

@@ -11,13 +11,14 @@ import largeprompt
 from largeprompt import lab
 
 
-class Aloud(lab.SweepWatcher):
-    """Says a line for each run that fails, and for whatever a user should know of."""
+class Aloud(lab.Progress):
+    """Says a line for each run that fails, and for whatever a user should know."""
 
-    def failed(self, run: lab.Run, message: str) -> None:
-        print(f"{run.title} failed: {message}", file=sys.stderr)
+    def close(self, name: str, outcome: str = "") -> None:
+        if outcome.startswith("failed"):
+            print(f"{name} {outcome}", file=sys.stderr)
 
-    def noticed(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         print(message, file=sys.stderr)
 
 
@@ -49,7 +50,7 @@ def main() -> int:
     ) as cluster:
         cluster.adapt(minimum_jobs=1, maximum_jobs=given.jobs)
         with Client(cluster, set_as_default=False) as client:
-            outcome = lab.sweep_on(runs, lab.store_at(given.store), client, watcher=Aloud())
+            outcome = lab.sweep_on(runs, lab.store_at(given.store), client, progress=Aloud())
     print(f"{outcome.finished} of {outcome.runs} runs are finished, {len(outcome.failed)} failed")
     return 1 if outcome.failed else 0
 

@@ -1,36 +1,50 @@
-"""Where work is carried out: on the processor, or on a GPU."""
+"""Which device does the work: the processor, or a GPU. It is resolved once, by the outermost call."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 
 Device = Literal["auto", "cpu", "gpu"]
+DeviceName = Literal["cpu", "gpu"]
+Library = Literal["jax", "cuda"]
 
 
-class Place(NamedTuple):
-    """A device that was found; `remark` is what a user should know of it, one line, where it is not what was asked."""
+class NoGpu(ValueError):
+    """A GPU was asked for, and there is none; `reason` says why."""
 
-    device: Literal["cpu", "gpu"]
-    remark: str | None = None
+    def __init__(self, reason: str):
+        super().__init__(f"device is 'gpu' and there is no GPU: {reason}; 'auto' takes one where there is one")
+        self.reason = reason
 
 
-def checked_device(device: str) -> Device:
-    """The device, if it is one."""
+def resolve_device(device: str, library: Library = "jax") -> DeviceName:
+    """The device that a library can use: JAX, or the compiled loops by CUDA. `auto` is a GPU where there is one."""
     if device not in get_args(Device):
         raise ValueError(f"device is {device!r}; it must be one of {', '.join(map(repr, get_args(Device)))}")
-    return device  # pyright: ignore[reportReturnType]
+    if device == "cpu":
+        return "cpu"
+    reason = gpu_refusal(library)
+    if reason is not None and device == "gpu":
+        raise NoGpu(reason)
+    return "gpu" if reason is None else "cpu"
+
+
+def gpu_refusal(library: Library) -> str | None:
+    """Why a library has no GPU; None where it has one."""
+    if library == "jax":
+        platform = jax.devices()[0].platform
+        return None if jax_gpu() is not None else f"JAX sees {platform} alone (install jax[cuda12])"
+    try:
+        from numba import cuda  # takes long
+    except ImportError:
+        return "numba-cuda is not installed (it comes with largeprompt[cuda])"
+    try:
+        found = cast(Any, cuda).is_available()
+    except Exception as error:  # whatever a driver raises
+        return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    return None if found else "CUDA finds no device and driver"
 
 
 def jax_gpu() -> Any:
-    """The first GPU that JAX sees, if it sees one."""
+    """The first GPU that JAX sees, or None."""
     return next((found for found in jax.devices() if found.platform in ("gpu", "cuda", "rocm")), None)
-
-
-def jax_place(device: str) -> Place:
-    """Where JAX can carry it out: a GPU if there is one and it is not refused."""
-    if checked_device(device) == "cpu":
-        return Place("cpu")
-    if jax_gpu() is not None:
-        return Place("gpu")
-    asked = f"no GPU: JAX sees {jax.devices()[0].platform} alone (install jax[cuda12]); carried out on the CPU"
-    return Place("cpu", asked if device == "gpu" else None)

@@ -52,7 +52,7 @@ def test_concentration_writes_its_files_and_prints_its_numbers(command):
     assert str(data.regime.sel(quantity="output").values) == numbers["quantities"][0]["regime"]
     header = Path("results/concentration.csv").read_text().splitlines()[0].split(",")
     assert {"measured", "predicted", "bound_log10", "slope", "regime"} <= set(header)
-    again = lab.study_from(tomllib.loads(numbers["settings"]["toml"])).carry_out()
+    again = lab.study_from(tomllib.loads(numbers["settings"]["toml"])).run()
     np.testing.assert_array_equal(again.measured, data.measured)
 
 
@@ -278,19 +278,11 @@ def test_an_interrupt_leaves_no_file(monkeypatch, command):
     assert list(Path("results").iterdir()) == []
 
 
-def test_progress_is_told_in_proportion_to_the_length(monkeypatch, command):
+def test_progress_is_in_proportion_to_the_length(monkeypatch, command):
     steps = []
-
-    class Bar:
-        def __enter__(self):
-            return lambda description, work: steps.append((description, work))
-
-        def __exit__(self, *_):
-            return None
-
-    monkeypatch.setattr(_concentration, "progress", lambda what, total: Bar())
+    monkeypatch.setattr(_concentration.View, "step", lambda self, name, done, note="": steps.append((note, done)))
     assert command("concentration", *SMALL, "--quantity", "output", "--no-bounds")[0] == 0
-    assert steps == [("measured L = 4", 1004), ("measured L = 16", 1016), ("predicted the output", 3000)]
+    assert steps == [("measured L = 4", 1004), ("measured L = 16", 2020), ("predicted the output", 5020)]
 
 
 def test_prompt_length_names_a_length_and_measures_there(command):

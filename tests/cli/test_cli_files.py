@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import xarray as xr
 
 import stand_in
 from largeprompt import engine, lab
-from largeprompt.cli import _output
 from largeprompt.icl import risk
 from largeprompt.paper import learning
 
@@ -31,7 +29,7 @@ def path():
     """The file of a finished run in the store `runs`."""
     store = lab.Store("runs")
     lab.train(RUN, store)
-    return store.path(RUN.resolved.hash)
+    return store.path(RUN.resolved.key)
 
 
 def flip(content):
@@ -64,7 +62,7 @@ def test_a_damaged_result_is_never_listed_as_finished(damage, path, command):
     assert err.endswith(remedy)
     assert not any(internal in err for internal in ("digest", "KeyError", "NoneType", "Error"))
     for action in (("show",), ("export", "x.nc"), ("risk",)):
-        assert command("runs", action[0], RUN.resolved.hash, *action[1:]) == (2, "", err)
+        assert command("runs", action[0], RUN.resolved.key, *action[1:]) == (2, "", err)
     assert not Path("x.nc").exists()
 
 
@@ -170,7 +168,7 @@ def test_every_command_reads_a_length_the_same_way(text, command, monkeypatch):
         asked.append(settings.ladder)
         raise ValueError("enough")
 
-    def carry_out(study, done, device):
+    def run(study, progress, device):
         asked.append(study.lengths)
         raise ValueError("enough")
 
@@ -180,7 +178,7 @@ def test_every_command_reads_a_length_the_same_way(text, command, monkeypatch):
 
     monkeypatch.setattr(learning, "optima", optima)
     monkeypatch.setattr(learning, "ladder", ladder)
-    monkeypatch.setattr(lab.Study, "carry_out", carry_out)
+    monkeypatch.setattr(lab.Study, "run", run)
     monkeypatch.setattr(lab, "forecast", forecast)
     Path("run.toml").write_text(f'L = "{text}"\n')
     for name, more in (("optima", ()), ("flows", ()), ("concentration", ()), ("train", ("--d", "2"))):
@@ -197,16 +195,6 @@ def test_lengths_of_training_may_be_a_range_or_infinite(command):
     assert [run.L for run in runs] == [5, 10**23, float("inf")]
 
 
-def test_work_that_takes_long_says_so_where_there_is_no_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(_output, "_FIRST", 0.01)
-    with _output.progress("least risks", 4) as done:
-        done("L = 5")
-        while not (said := capsys.readouterr().err):
-            time.sleep(0.01)
-    assert said.startswith("largeprompt: least risks: ")
-    assert said.endswith(" s\n")
-
-
 def test_a_large_dimension_is_said_to_take_long_before_it_does(command, monkeypatch):
     def optima(settings, done):
         raise ValueError("enough")
@@ -218,7 +206,7 @@ def test_a_large_dimension_is_said_to_take_long_before_it_does(command, monkeypa
 
 
 def test_risks_at_other_lengths_are_printed_drawn_and_told_as_json(path, command):
-    key = RUN.resolved.hash
+    key = RUN.resolved.key
     code, out, err = command("runs", "risk", key[:6], "--L", "10,1e2", "--plot", "risk.svg")
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines()[-5:-2]] == ["10", "100", "trained"]
@@ -244,7 +232,7 @@ def test_risks_at_other_lengths_are_printed_drawn_and_told_as_json(path, command
     ],
 )
 def test_a_test_that_cannot_be_is_one_line(path, command, options, message):
-    code, out, err = command("runs", "risk", RUN.resolved.hash, *options)
+    code, out, err = command("runs", "risk", RUN.resolved.key, *options)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

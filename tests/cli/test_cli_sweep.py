@@ -1,16 +1,14 @@
 """`largeprompt sweep` where it needs no cluster; with one, see tests/lab/test_cluster.py."""
 
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import stand_in
 from largeprompt import engine, lab
-from largeprompt.cli import _sweep, _sweep_bars
+from largeprompt.cli import _sweep
 from largeprompt.lab import _cluster
 
 GRID = """
@@ -59,16 +57,16 @@ def test_status_counts_the_runs_of_a_grid_and_names_those_begun(command, runs):
     store = lab.Store("runs")
     lab.train(runs[0], store)
     store.fail(runs[1], "RuntimeError: [no]", "a machine")
-    with store.claim(runs[2].hash):
+    with store.claim(runs[2].key):
         code, out, err = command("sweep", "status", "grid.toml")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "4 runs in runs: 1 finished, 1 running, 1 failed, 1 not begun"
     assert "failed: RuntimeError: [no]" in out
-    assert runs[1].hash[:12] in out
-    assert runs[3].hash[:12] not in out
+    assert runs[1].key[:12] in out
+    assert runs[3].key[:12] not in out
     told = json.loads(command("sweep", "status", "grid.toml", "--json")[1])
     assert told["counts"] == {"finished": 1, "failed": 1, "not begun": 2}
-    assert [run["hash"] for run in told["runs"]] == [run.hash for run in runs]
+    assert [run["hash"] for run in told["runs"]] == [run.key for run in runs]
     assert told["runs"][1]["message"] == "RuntimeError: [no]"
     assert command("sweep", "status")[1].startswith("2 runs in runs: 1 finished, 1 failed\n")
     Path("empty").mkdir()
@@ -80,7 +78,7 @@ def test_a_long_status_is_cut_on_the_terminal_only(command, runs, monkeypatch):
     for run in runs[:3]:
         lab.Store("runs").fail(run, "no", "")
     out = command("sweep", "status")[1]
-    assert sum(run.hash[:12] in out for run in runs) == 1
+    assert sum(run.key[:12] in out for run in runs) == 1
     assert out.endswith("and 2 more; --json tells them all\n")
     assert len(json.loads(command("sweep", "status", "--json")[1])["runs"]) == 3
 
@@ -115,26 +113,3 @@ def test_without_dask_the_extra_is_named(command, monkeypatch):
     code, _, err = command("sweep", "grid.toml")
     message = "largeprompt: a sweep on a cluster needs Dask: pip install 'largeprompt[cluster]'\n"
     assert (code, err) == (2, message)
-
-
-def test_the_bar_tells_runs_workers_and_the_time_left(monkeypatch):
-    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr(_sweep_bars, "errors", screen)
-    with _sweep_bars.SweepBars() as bars:
-        bars.began(40, 10)
-        bars.went_on(5, 1, 3, 125.0)
-        (task,) = bars._progress.tasks
-    assert (task.description, task.completed, task.total) == ("15 of 40 runs, 1 failed", 15, 40)
-    assert task.fields["rest"] == "3 workers; about 2 min 5 s left"
-
-
-def test_elsewhere_a_line_is_told_now_and_then(monkeypatch, capsys):
-    with _sweep_bars.SweepBars() as bars:
-        bars.began(40, 10)
-        bars.went_on(5, 0, 1, None)
-        assert capsys.readouterr() == ("", "")
-        monkeypatch.setattr(_sweep_bars, "_EVERY", 0.0)
-        bars.went_on(6, 0, 1, None)
-        bars.noticed("the scheduler has no workers")
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", "16 of 40 runs, 1 worker\nlargeprompt: the scheduler has no workers\n")

@@ -1,18 +1,14 @@
 """`largeprompt train` and `largeprompt runs` as a user meets them, with a trainer that compiles nothing."""
 
-import io
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
-from rich.console import Console
 
 import stand_in
 from largeprompt import engine, lab
-from largeprompt.cli import _bars
 from largeprompt.engine._choice import trainer_for
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01")
@@ -43,7 +39,7 @@ def test_train_runs_a_sweep_once_and_tells_it_as_json(command):
     assert all(row["L"] == "inf" and row["runs"] == 2 for row in told["rows"])
     assert len(told["runs"]) == 4
     store = lab.Store("runs")
-    assert store.addresses() == sorted(run["hash"] for run in told["runs"])
+    assert store.run_keys() == sorted(run["hash"] for run in told["runs"])
     kept = xr.load_dataset("results/training.nc", engine="scipy")
     assert kept.risk.values.tolist() == [row["risk"] for row in told["rows"]]
     again = json.loads(command(*options)[1])
@@ -57,7 +53,7 @@ def test_train_prints_its_estimate_and_its_table(command):
     assert out.startswith("1 runs to do, 1 at a time: about 0 s, ")
     assert "best softmax" in out
     assert "written: results/training.svg" in out
-    assert len(lab.Store("kept").addresses()) == 1
+    assert len(lab.Store("kept").run_keys()) == 1
     assert command("train", *QUICK, "--attention", "linear", "--store", "kept")[1].startswith(
         "1 runs, all in the store"
     )
@@ -67,9 +63,9 @@ def test_train_prints_its_estimate_and_its_table(command):
     ("command_name", "more"), [("train", QUICK), ("reproduce", ("--preset", "smoke", "--figures", "2"))]
 )
 def test_without_a_gpu_one_line_says_so_and_the_processor_does_it(command, monkeypatch, command_name, more):
-    monkeypatch.setattr("largeprompt.engine._gpu.gpu_refusal", lambda: "CUDA finds no device and driver")
+    monkeypatch.setattr("largeprompt._device.gpu_refusal", lambda library: "CUDA finds no device and driver")
     options = (command_name, *more, "--estimate", "--device")
-    line = "largeprompt: no GPU: CUDA finds no device and driver; carried out on the CPU\n"
+    line = "largeprompt: no GPU: CUDA finds no device and driver; the CPU does the work\n"
     for device, said in (("gpu", line), ("auto", ""), ("cpu", "")):
         code, out, err = command(*options, device)
         assert (code, err) == (0, said)
@@ -77,9 +73,9 @@ def test_without_a_gpu_one_line_says_so_and_the_processor_does_it(command, monke
 
 
 def test_training_that_asked_for_a_gpu_ends_as_on_the_processor(command, monkeypatch):
-    monkeypatch.setattr("largeprompt.engine._gpu.gpu_refusal", lambda: "numba-cuda is not installed")
+    monkeypatch.setattr("largeprompt._device.gpu_refusal", lambda library: "numba-cuda is not installed")
     code, out, err = command("train", *QUICK, "--attention", "linear", "--device", "gpu", "--json")
-    assert (code, err) == (0, "largeprompt: no GPU: numba-cuda is not installed; carried out on the CPU\n")
+    assert (code, err) == (0, "largeprompt: no GPU: numba-cuda is not installed; the CPU does the work\n")
     (told,) = json.loads(out)["runs"]
     assert lab.Store("runs").log(told["hash"])["device"] == "cpu"
     assert command("train", *QUICK, "--attention", "linear")[1].startswith("1 runs, all in the store")
@@ -111,7 +107,7 @@ def test_options_override_the_file_and_arrays_come_from_files(command):
     code, _, err = command("train", "--config", "run.toml", "--steps", "9", "--every", "4")
     assert (code, err) == (0, "")
     store = lab.Store("runs")
-    (address,) = store.addresses()
+    (address,) = store.run_keys()
     data = store.load(address)
     assert data is not None
     assert data.step.values.tolist() == [0, 1, 4, 8, 9]
@@ -122,7 +118,7 @@ def test_a_seed_as_option_stands_for_all_seeds_of_the_file(command):
     Path("run.toml").write_text("weight_seed = 5\ndata_seed = 6\n")
     code, _, err = command("train", "--config", "run.toml", "--seed", "3", *QUICK, "--attention", "linear")
     assert (code, err) == (0, "")
-    (address,) = lab.Store("runs").addresses()
+    (address,) = lab.Store("runs").run_keys()
     data = lab.Store("runs").load(address)
     assert data is not None
     run = lab.run_of(data)
@@ -192,14 +188,14 @@ def test_runs_are_listed_shown_exported_and_removed(command):
     assert xr.load_dataset("run.nc", engine="scipy").attrs["hash"] == first
     assert "risk" in Path("run.csv").read_text().splitlines()[0]
     (run,) = lab.runs_from(lab.read_toml("run.toml"))
-    assert run.hash == first
+    assert run.key == first
     assert command("runs", "export", first, "run.txt") == (
         2,
         "",
         "largeprompt: the file is 'run.txt'; its name must end in .nc, .csv, .toml\n",
     )
     assert command("runs", "rm", second)[0] == 0
-    assert lab.Store("runs").addresses() == [first]
+    assert lab.Store("runs").run_keys() == [first]
 
 
 @pytest.mark.parametrize("action", [("show", "abc"), ("rm", "abc"), ("export", "abc", "x.nc"), ("rm", "")])
@@ -228,30 +224,6 @@ def test_a_damaged_file_is_named_in_the_list(command):
     assert code == 0
     assert "0 runs in runs" in out
     assert f"runs/{'a' * 64}.nc is damaged" in err
-
-
-def test_each_run_at_work_has_a_bar_and_so_have_all_together(monkeypatch):
-    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr(_bars, "errors", screen)
-    runs = lab.runs_from({"L": math.inf, "d": 2, "steps": 100, "seeds": 2})
-    with _bars.Bars(runs) as bars:
-        bars.moved(runs[0], 50, 1234.5, (0.25, 0.125))
-        bars.moved(runs[1], 10, 99.0, (0.5, 0.75))
-        bars.ended(runs[1], found=False)
-        texts = [(task.description, task.completed, task.fields["risk"]) for task in bars._progress.tasks]
-    assert texts == [
-        ("1 of 2 runs", 150, ""),
-        ("pair, identity, L = inf, seed 0", 50, "risk 0.2500, 0.1250"),
-    ]
-
-
-def test_bars_keep_still_where_there_is_no_terminal(capsys):
-    runs = lab.runs_from({"L": math.inf, "d": 2, "steps": 100})
-    with _bars.Bars(runs) as bars:
-        bars.moved(runs[0], 50, 1234.5, (0.25, 0.125))
-        bars.ended(runs[0], found=True)
-    printed = capsys.readouterr()
-    assert printed.out + printed.err == ""
 
 
 @pytest.mark.parametrize("L", ["1000000000000", "1e12", "100000000000000000000000"])

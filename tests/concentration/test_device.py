@@ -41,7 +41,7 @@ def test_prompts_do_not_depend_on_how_many_are_held_at_once(monkeypatch):
 
 def test_a_device_that_is_not_there_is_refused(as_a_stranger):
     np.testing.assert_array_equal(measured("auto"), measured("cpu"))
-    assert_refused(lambda: measured("gpu"), "device is 'gpu' and JAX sees no GPU; 'auto' takes one where there is one")
+    assert_refused(lambda: measured("gpu"), "device is 'gpu' and there is no GPU: JAX sees cpu alone")
     tpu: Any = "tpu"
     for call in (lambda: measured(tpu), lambda: prompt_length_for(0.1, SOFTMAX, GAUSSIAN, device=tpu)):
         assert_refused(call, "device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'")

@@ -12,10 +12,9 @@ import pytest
 
 import largeprompt as lp
 from engine_catalogue import KMS, flat, pair, uv
-from largeprompt import engine
+from largeprompt import _device, engine
 from largeprompt._device import Device
 from largeprompt.dynamics import Training
-from largeprompt.engine import _gpu
 from largeprompt.engine._gpu_kinds import MOST_PARTS, Heads, Kind
 from largeprompt.icl import LinearRegression, RegressionOn, _prompt, kms
 
@@ -78,17 +77,17 @@ def test_prompts_of_softmax_attention_that_no_engine_can_read_are_refused_before
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: "CUDA finds no device and driver")
+    monkeypatch.setattr(_device, "gpu_refusal", lambda library: "CUDA finds no device and driver")
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_processor_does_it_and_says_so_to_who_asked():
-    remark = "no GPU: CUDA finds no device and driver; carried out on the CPU"
-    places = {device: engine.fused_place(device) for device in ("auto", "cpu", "gpu")}
-    assert places == {"auto": ("cpu", None), "cpu": ("cpu", None), "gpu": ("cpu", remark)}
-    for device in ("auto", "cpu", "gpu"):
-        trainer = engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)
-        assert type(trainer) is engine.FusedTrainer
+def test_without_a_gpu_the_processor_is_chosen_and_a_gpu_that_is_asked_for_is_refused():
+    for device in ("auto", "cpu"):
+        assert _device.resolve_device(device, "cuda") == "cpu"
+        assert type(engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)) is engine.FusedTrainer
+    message = r"^device is 'gpu' and there is no GPU: CUDA finds no device and driver; 'auto' takes one where there is"
+    with pytest.raises(ValueError, match=message):
+        engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device="gpu")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -101,7 +100,7 @@ def test_the_trainer_of_a_gpu_without_one_says_why():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_fused_engine_refuses_it_refuses_on_a_gpu(name, monkeypatch):
-    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: None)
+    monkeypatch.setattr(_device, "gpu_refusal", lambda library: None)
     task, layers, reason = REFUSED[name]
     with pytest.raises(ValueError, match=re.escape(reason)):
         engine.trainer_for(Training(task, 5), layers, engine="fused", device="gpu")
@@ -109,7 +108,7 @@ def test_what_the_fused_engine_refuses_it_refuses_on_a_gpu(name, monkeypatch):
 
 
 def test_with_a_gpu_its_trainer_is_chosen_unless_the_processor_is_asked_for(monkeypatch):
-    monkeypatch.setattr(_gpu, "gpu_refusal", lambda: None)
+    monkeypatch.setattr(_device, "gpu_refusal", lambda library: None)
     chosen = {
         device: type(engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)) for device in get_args(Device)
     }
@@ -123,21 +122,21 @@ def test_why_there_is_no_gpu_is_one_line_whatever_a_driver_says(monkeypatch):
         raise RuntimeError("Call to cuInit results in CUDA_ERROR_UNKNOWN (999)\nand a second line")
 
     monkeypatch.setattr(cuda, "is_available", fails)
-    assert _gpu.gpu_refusal() == "CUDA does not answer: Call to cuInit results in CUDA_ERROR_UNKNOWN (999)"
+    assert _device.gpu_refusal("cuda") == "CUDA does not answer: Call to cuInit results in CUDA_ERROR_UNKNOWN (999)"
     monkeypatch.setattr(cuda, "is_available", lambda: False)
-    assert _gpu.gpu_refusal() == "CUDA finds no device and driver"
+    assert _device.gpu_refusal("cuda") == "CUDA finds no device and driver"
     monkeypatch.setattr(cuda, "is_available", lambda: True)
-    assert _gpu.gpu_refusal() is None
+    assert _device.gpu_refusal("cuda") is None
     monkeypatch.setitem(sys.modules, "numba.cuda", None)
     monkeypatch.delattr("numba.cuda", raising=False)
-    assert _gpu.gpu_refusal() == "numba-cuda is not installed (it comes with largeprompt[cuda])"
+    assert _device.gpu_refusal("cuda") == "numba-cuda is not installed (it comes with largeprompt[cuda])"
 
 
 @pytest.mark.parametrize("device", ["tpu", "", "GPU"])
 def test_an_unknown_device_is_refused(device, as_a_stranger):
     message = f"device is {device!r}; it must be one of 'auto', 'cpu', 'gpu'"
     with pytest.raises(ValueError, match=re.escape(message)):
-        engine.fused_place(device)
+        _device.resolve_device(device, "cuda")
     with pytest.raises(ValueError, match=re.escape(message)):
         engine.trainer_for(Training(KMS, 5), (SOFTMAX,), device=device)
 

@@ -30,8 +30,9 @@ from engine_catalogue import (
     reference_gradients,
 )
 from largeprompt import lab
+from largeprompt._device import gpu_refusal
 from largeprompt.dynamics import FAR, Layers, State, Training
-from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, fused_place, trainer_for
+from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, trainer_for
 from largeprompt.engine._tokens import SHORT
 from largeprompt.icl import LinearRegression, kms
 from significance import SIGMAS, assert_same_moments
@@ -57,9 +58,9 @@ MEMBERS: dict[str, Layers] = {"softmax": (SOFTMAX,), "linear": (LINEAR,), "pair"
 
 @pytest.fixture(scope="module", autouse=True)
 def _gpu():
-    place = fused_place("gpu")
-    if place.device != "gpu":
-        pytest.skip(place.remark or "no GPU")
+    reason = gpu_refusal("cuda")
+    if reason is not None:
+        pytest.skip(reason)
 
 
 def long(L: int | float, seed: int = 7) -> Training:
@@ -205,7 +206,7 @@ def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(tmp_path):
     runs = [run, dataclasses.replace(run, weight_seed=1, data_seed=1)]
     store = lab.Store(tmp_path / "gpu")
     on_gpu = lab.sweep(runs, store, device="auto")
-    assert [store.log(one.hash)["device"] for one in runs] == ["gpu", "gpu"]
+    assert [store.log(one.key)["device"] for one in runs] == ["gpu", "gpu"]
     for one, other in zip(on_gpu, lab.sweep(runs, lab.Store(tmp_path / "cpu")), strict=True):
         assert one.step.values.tolist() == other.step.values.tolist()
         for name in ("risk", "K", "Q", "V", "O"):

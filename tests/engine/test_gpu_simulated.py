@@ -155,14 +155,14 @@ def assert_same_results(found, expected):
 def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(found, folder, of_processor):
     store = lab.Store(folder / "whole")
     for run, expected in zip(RUNS, of_processor, strict=True):
-        data = store.load(run.hash)
+        data = store.load(run.key)
         assert data is not None
         assert data.step.values.tolist() == run.record.steps(run.steps).tolist()
         assert_same_results(data, expected)
-        assert store.log(run.hash)["device"] == "gpu"
-        assert store.log(run.hash)["sittings"] == 1
+        assert store.log(run.key)["device"] == "gpu"
+        assert store.log(run.key)["sittings"] == 1
     assert not found["sweep/whole/found"].any()
-    spent = [store.log(run.hash)["seconds"] for run in RUNS]
+    spent = [store.log(run.key)["seconds"] for run in RUNS]
     assert spent[-1] == 0.0  # of no step
     assert 0.0 < sum(spent) <= found["sweep/whole/seconds"]
     for told, data in zip(found["sweep/whole/risks"], of_processor[:3], strict=True):
@@ -181,24 +181,24 @@ def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_p
     assert "sweep/interrupted/not" not in found
     assert found["sweep/failed/said"] == "the terminal is gone"
     store = lab.Store(folder / how)
-    under_way = [run for run in RUNS if not store.finished(run.hash)]
+    under_way = [run for run in RUNS if not store.finished(run.key)]
     assert RUNS[:3] == under_way
     for run in under_way:
-        kept = store.checkpoint(run.hash)
+        kept = store.checkpoint(run.key)
         assert kept is not None
         assert kept.header["step"] == 4
     for run, data, expected in zip(RUNS, lab.sweep(RUNS, store), of_processor, strict=True):
         assert_same_results(data, expected)
-        on_both, log = run in under_way, store.log(run.hash)
+        on_both, log = run in under_way, store.log(run.key)
         assert log["sittings"] == 1 + on_both
         assert log["device"] == ("cpu" if on_both else "gpu")
         assert (0 < log["gpu_seconds"] < log["seconds"]) if on_both else log["gpu_seconds"] == log["seconds"]
 
 
 def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
-    assert str(found["sweep/full/said"]).startswith(f"No space left on device: run {RUNS[-1].hash[:12]} is kept up to")
+    assert str(found["sweep/full/said"]).startswith(f"No space left on device: run {RUNS[-1].key[:12]} is kept up to")
     store = lab.Store(folder / "full")
-    kept = store.checkpoint(RUNS[0].hash)
+    kept = store.checkpoint(RUNS[0].key)
     assert kept is not None
     assert 1 <= kept.header["step"] < RUNS[0].steps
 
@@ -206,14 +206,14 @@ def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_ar
 def test_a_risk_that_cannot_be_evaluated_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
     assert found["sweep/no risk/said"] == "too many nodes"
     store = lab.Store(folder / "no risk")
-    kept = [store.checkpoint(run.hash) for run in RUNS[:3]]
+    kept = [store.checkpoint(run.key) for run in RUNS[:3]]
     assert [one and one.header["step"] for one in kept] == [6, 6, 0]
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(found, folder):
     assert found["sweep/claimed/mine"].tolist() == [False, True]
     store = lab.Store(folder / "claimed")
-    assert [store.finished(run.hash) for run in RUNS[:2]] == [False, True]
+    assert [store.finished(run.key) for run in RUNS[:2]] == [False, True]
     assert not list(Path(store.folder).glob("*.lock"))
 
 

@@ -7,9 +7,9 @@ import numba
 import numpy as np
 import pytest
 
-from largeprompt._device import Place
+from largeprompt import _device
 from largeprompt.attention import WeightMoments
-from largeprompt.engine import _prompt_sums, _prompt_sums_jax, gaussian_prompt_sums, sum_count
+from largeprompt.engine import _prompt_sums_jax, gaussian_prompt_sums, sum_count
 from largeprompt.engine._elementary import two_normals
 from largeprompt.engine._philox import TOKENS, philox
 from largeprompt.engine._prompt_sums_jax import Span, on_arrays, prompt_sums_by_jax, span_for
@@ -120,11 +120,11 @@ def test_a_prompt_by_jax_is_the_same_in_any_batch(monkeypatch):
 
 
 def test_a_gpu_draws_by_jax_where_there_is_one(monkeypatch, as_a_stranger):
-    with pytest.raises(ValueError, match="device is 'gpu' and JAX sees no GPU"):
+    with pytest.raises(ValueError, match="device is 'gpu' and there is no GPU: JAX sees cpu alone"):
         gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device="gpu")
     with pytest.raises(ValueError, match="device is 'tpu'; it must be one of 'auto', 'cpu', 'gpu'"):
         gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=f("tpu"))
-    monkeypatch.setattr(_prompt_sums, "jax_place", lambda device: Place("cpu" if device == "cpu" else "gpu"))
+    monkeypatch.setattr(_device, "gpu_refusal", lambda library: None)
     monkeypatch.setattr(_prompt_sums_jax, "prompt_sums_by_jax", lambda *_, platform, **__: platform)
     for device in ("auto", "gpu"):
         assert f(gaussian_prompt_sums(BETAS, 9, 1, SEED, products=False, device=device)) == "gpu"

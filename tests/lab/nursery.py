@@ -15,28 +15,30 @@ from largeprompt import cli, engine, lab
 from largeprompt.cli import _commands  # noqa: F401  # once here, and not in every child
 
 
-class Aloud(lab.Watcher):
+class Aloud(lab.Progress):
     """Says when it works, and which runs it has carried out."""
 
-    def moved(self, run, step, speed, risk):
-        if step % 300 == 0 and run.hash not in self.__dict__:  # a step with a risk: by then all is compiled
-            self.__dict__[run.hash] = True
-            print("working", run.hash, flush=True)
+    def step(self, name, done, note=""):
+        key = name.split()[0]
+        if name != "training" and done % 300 == 0 and key not in self.__dict__:  # a step with a risk: all is compiled
+            self.__dict__[key] = True
+            print("working", key, flush=True)
 
-    def ended(self, run, found):
-        print("found" if found else "done", run.hash, flush=True)
+    def close(self, name, outcome=""):
+        if name != "training":
+            print("done" if outcome == "finished" else outcome, name.split()[0], flush=True)
 
-    def noticed(self, message):
+    def warn(self, message):
         print("noticed", message, flush=True)
 
 
-def carry_out(request):
+def work(request):
     if "arguments" in request:
         sys.argv = ["largeprompt", *request["arguments"]]
         cli.main()
     else:
         store, options = lab.Store(request["store"]), {"checkpoint_seconds": request.get("checkpoint_seconds", 30.0)}
-        lab.sweep(lab.runs_from(request["settings"]), store, jobs=1, watcher=Aloud(), **options)
+        lab.sweep(lab.runs_from(request["settings"]), store, jobs=1, progress=Aloud(), **options)
 
 
 def main():
@@ -47,7 +49,7 @@ def main():
     # what is tested is how runs are kept, whatever the engine: this one has nothing to compile
     sys.path.insert(0, str(Path(__file__).parents[1]))
     engine.trainer_for = importlib.import_module("stand_in").trainer_for
-    serve(carry_out)
+    serve(work)
 
 
 if __name__ == "__main__":

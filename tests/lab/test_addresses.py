@@ -34,44 +34,44 @@ def remote(request):
     return lab.store_at(request.param)
 
 
-class Stopping(lab.Watcher):
+class Stopping(lab.Progress):
     def __init__(self):
         self.stop, self.messages = threading.Event(), []
 
-    def moved(self, run, step, speed, risk):
-        if step >= 150:
+    def step(self, name, done, note=""):
+        if done >= 150:
             self.stop.set()
 
-    def noticed(self, message):
+    def warn(self, message):
         self.messages.append(message)
 
 
 def interrupted(store):
-    watcher = Stopping()
+    progress = Stopping()
     with pytest.raises(lab.Interrupted):
-        lab.train(RUN, store, watcher=watcher, stop=watcher.stop)
+        lab.train(RUN, store, progress=progress, stop=progress.stop)
 
 
 def test_a_result_at_an_address_is_the_bytes_of_one_in_a_folder(remote, store):
     kept = lab.train(RUN, store)
     assert lab.train(RUN, remote).identical(kept)
-    assert remote._read(f"{RUN.hash}.nc") == store.path(RUN.hash).read_bytes()
+    assert remote._read(f"{RUN.key}.nc") == store.path(RUN.key).read_bytes()
     assert lab.train(RUN, remote).identical(kept)
-    assert remote.log(RUN.hash)["sittings"] == 1
-    assert sorted(remote._names()) == [f"{RUN.hash}.json", f"{RUN.hash}.nc"]
+    assert remote.log(RUN.key)["sittings"] == 1
+    assert sorted(remote._names()) == [f"{RUN.key}.json", f"{RUN.key}.nc"]
 
 
 def test_an_interrupted_run_at_an_address_goes_on_from_its_checkpoint(remote, store):
     interrupted(remote)
-    entry = remote.entry(RUN.hash)
+    entry = remote.entry(RUN.key)
     assert (entry.status, entry.run) == ("begun", RUN.resolved)  # nobody can tell whether someone is at it
     assert entry.step >= 150
     (standing,) = lab.standings(remote, [RUN], at_work=set())
     assert (standing.stage, standing.step) == ("interrupted", entry.step)
-    assert lab.standings(remote, [RUN], at_work={RUN.hash})[0].stage == "running"
+    assert lab.standings(remote, [RUN], at_work={RUN.key})[0].stage == "running"
     assert lab.train(RUN, remote).identical(lab.train(RUN, store))
-    assert remote.log(RUN.hash)["sittings"] == 2
-    assert not remote.has_checkpoint(RUN.hash)
+    assert remote.log(RUN.key)["sittings"] == 2
+    assert not remote.has_checkpoint(RUN.key)
 
 
 @pytest.mark.parametrize("kind", ["nc", "checkpoint"])
@@ -79,26 +79,26 @@ def test_a_damaged_object_is_named_and_set_aside(remote, kind):
     interrupted(remote)
     if kind == "nc":
         lab.train(RUN, remote)
-    name = f"{RUN.hash}.{kind}"
+    name = f"{RUN.key}.{kind}"
     content = remote._read(name)
     for n in (1, 2):
         remote._write(name, content[:-50])
-        watcher = Stopping()
-        lab.train(RUN, remote, watcher=watcher)
-        (message,) = watcher.messages
+        progress = Stopping()
+        lab.train(RUN, remote, progress=progress)
+        (message,) = progress.messages
         assert f"{remote.location}/{name} is damaged" in message
         assert f"kept as {name}.damaged-{n}" in message
         if kind == "checkpoint":
-            remote._delete(f"{RUN.hash}.nc")
+            remote._delete(f"{RUN.key}.nc")
     assert remote._read(f"{name}.damaged-1") == content[:-50]
 
 
 def test_runs_at_an_address_are_listed_found_and_removed(remote):
-    assert remote.addresses() == []
+    assert remote.run_keys() == []
     runs = [dataclasses.replace(RUN, steps=n) for n in (0, 1)]
     lab.sweep(runs, remote)
-    hashes = sorted(run.hash for run in runs)
-    assert remote.addresses() == hashes
+    hashes = sorted(run.key for run in runs)
+    assert remote.run_keys() == hashes
     assert remote.finished_of([*hashes, "0" * 64]) == set(hashes)
     assert remote.finished_of([*hashes, *(f"{n:064}" for n in range(2000))]) == set(hashes)  # by one listing
     assert remote.find(hashes[0][:20]) == hashes[0]
@@ -108,16 +108,16 @@ def test_runs_at_an_address_are_listed_found_and_removed(remote):
 
 def test_a_failure_is_kept_until_there_is_a_result(remote):
     remote.fail(RUN, "RuntimeError: no", "a machine")
-    assert remote.entry(RUN.hash).status == "failed"
+    assert remote.entry(RUN.key).status == "failed"
     assert lab.counted(lab.standings(remote)) == {"failed": 1}
     lab.train(RUN, remote)
-    assert remote.failure(RUN.hash) == {}
+    assert remote.failure(RUN.key) == {}
     assert lab.counted(lab.standings(remote)) == {"finished": 1}
 
 
 def test_a_store_travels_as_its_place(remote, tmp_path, monkeypatch):
     lab.train(RUN, remote)
-    assert pickle.loads(pickle.dumps(remote)).finished(RUN.hash)
+    assert pickle.loads(pickle.dumps(remote)).finished(RUN.key)
     monkeypatch.chdir(tmp_path)
     there = pickle.dumps(lab.Store("here"))
     monkeypatch.chdir("/")
@@ -161,4 +161,4 @@ def test_errors_of_a_service_are_errors_of_reading_and_writing(remote, monkeypat
 
     monkeypatch.setattr(type(remote._files), "cat_file", refuse)
     with pytest.raises(OSError, match=r"^\w+://.*runs: Odd: no credentials$"):
-        remote.checkpoint(RUN.hash)
+        remote.checkpoint(RUN.key)

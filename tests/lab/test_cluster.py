@@ -1,6 +1,8 @@
 """Sweeps on a real scheduler and real workers on loopback, some of which are killed."""
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -161,16 +163,16 @@ def test_a_sweep_that_loses_a_worker_and_gains_one_gives_the_serial_results_bit_
     serial = lab.Store(tmp_path / "serial")
     lab.sweep(runs, serial, jobs=1)
 
-    class Killing(lab.SweepWatcher):
+    class Killing(lab.Progress):
         """Once every worker waits at the gate, one is killed at work and one added; then the gate opens."""
 
         added = None
 
-        def went_on(self, ended, failed, threads, seconds_left):
+        def step(self, name, done, note=""):
             waiting = {pid: seed for pid, seed, _ in cluster.begun() if seed >= 100}
-            if self.added is None and ended == 20 and len(waiting) == 3:
+            if self.added is None and note.startswith("20 of 40 runs") and len(waiting) == 3:
                 lost = cluster.workers.pop(0)
-                (hash_,) = (run.hash for run in runs if run.data_seed == waiting[lost.pid])
+                (hash_,) = (run.key for run in runs if run.data_seed == waiting[lost.pid])
                 until(lambda: step_of(store, hash_) >= 100)
                 lost.signal(signal.SIGKILL)
                 self.added = cluster.worker()
@@ -178,8 +180,8 @@ def test_a_sweep_that_loses_a_worker_and_gains_one_gives_the_serial_results_bit_
                 cluster.wait_for([self.added])
                 cluster.open_gate()
 
-    watcher = Killing()
-    outcome = swept(runs, store, cluster.address, watcher=watcher, checkpoint_seconds=0.0)
+    progress = Killing()
+    outcome = swept(runs, store, cluster.address, progress=progress, checkpoint_seconds=0.0)
     assert outcome == (40, 0, 40, ())
     assert contents(store) == contents(serial)
     assert len(contents(store)) == 40
@@ -187,9 +189,9 @@ def test_a_sweep_that_loses_a_worker_and_gains_one_gives_the_serial_results_bit_
     again = [(seed, step) for _, seed, step in begun if step > 0]
     assert len(begun) == 41
     assert [step >= 100 for _, step in again] == [True]  # that of the lost worker, and from its checkpoint
-    assert sorted(store.log(run.hash)["sittings"] for run in runs) == [1] * 39 + [2]
-    assert watcher.added is not None
-    assert watcher.added.pid in {pid for pid, _, _ in begun}
+    assert sorted(store.log(run.key)["sittings"] for run in runs) == [1] * 39 + [2]
+    assert progress.added is not None
+    assert progress.added.pid in {pid for pid, _, _ in begun}
     assert swept(runs, store, "tcp://nowhere:1") == (40, 40, 40, ())  # nothing to do: nobody is asked
 
 
@@ -198,12 +200,12 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(cluster, store):
     cluster.open_gate()
     outcome = swept(runs, store, cluster.address)
     assert outcome == (4, 0, 3, ((runs[2], "RuntimeError: an unlucky run"),))
-    assert [store.finished(run.hash) for run in runs] == [True, True, False, True]
-    assert store.failure(runs[2].hash)["error"] == "RuntimeError: an unlucky run"
+    assert [store.finished(run.key) for run in runs] == [True, True, False, True]
+    assert store.failure(runs[2].key)["error"] == "RuntimeError: an unlucky run"
     found = lab.standings(store, [*runs, *runs_of(15)])
     assert [standing.stage for standing in found] == ["finished", "finished", "failed", "finished", "not begun"]
     assert found[2].message == "RuntimeError: an unlucky run"
-    assert store.entry(runs[2].hash).status == "failed"
+    assert store.entry(runs[2].key).status == "failed"
 
 
 def test_the_command_names_the_runs_that_failed_and_tables_the_others(cluster, store, tmp_path):
@@ -216,7 +218,7 @@ def test_the_command_names_the_runs_that_failed_and_tables_the_others(cluster, s
     said = driver.said()
     assert "best linear" in said
     assert f"1 of 2 runs are finished, 0 were before; they are in {store.folder}\n" in said
-    title = f"largeprompt: run {runs[1].hash[:12]} ({runs[1].title}) failed: RuntimeError: an unlucky run"
+    title = f"largeprompt: run {runs[1].key[:12]} ({runs[1].title}) failed: RuntimeError: an unlucky run"
     assert said.splitlines()[-1] == title
 
 
@@ -227,7 +229,7 @@ def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for
     arguments = (str(grid), "--scheduler", cluster.address, "--store", str(store.folder), "--checkpoint", "0")
     driver = cluster.driver(*arguments)
     until(lambda: len(cluster.begun()) == 4 or driver.status() is not None)
-    until(lambda: len(store.finished_of([run.hash for run in runs])) == 2 or driver.status() is not None)
+    until(lambda: len(store.finished_of([run.key for run in runs])) == 2 or driver.status() is not None)
     assert driver.status() is None, driver.said()
     assert [standing.stage for standing in lab.standings(store, runs)] == ["finished"] * 2 + ["running"] * 2
     driver.signal(signal.SIGKILL)
@@ -244,20 +246,20 @@ def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for
 def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster, store):
     runs, stop = runs_of(103, 104, 105, 106, 107), threading.Event()
 
-    class Stopping(lab.SweepWatcher):
+    class Stopping(lab.Progress):
         at_work = frozenset()
 
-        def went_on(self, ended, failed, threads, seconds_left):
-            if sum(step_of(store, run.hash) >= 100 for run in runs) == 3:
+        def step(self, name, done, note=""):
+            if sum(step_of(store, run.key) >= 100 for run in runs) == 3:
                 self.at_work = lab.runs_at_work(cluster.address, store)
                 stop.set()
 
-    watcher = Stopping()
+    progress = Stopping()
     with pytest.raises(lab.Interrupted):
-        swept(runs, store, cluster.address, watcher=watcher, stop=stop, checkpoint_seconds=0.0)
+        swept(runs, store, cluster.address, progress=progress, stop=stop, checkpoint_seconds=0.0)
     stages = [standing.stage for standing in lab.standings(store, runs)]
     assert stages == ["interrupted"] * 3 + ["not begun"] * 2
-    assert {run.hash for run in runs[:3]} <= watcher.at_work
+    assert {run.key for run in runs[:3]} <= progress.at_work
     cluster.open_gate()
     assert swept(runs, store, cluster.address) == (5, 0, 5, ())
     assert sorted(step >= 100 for _, _, step in cluster.begun()[3:]) == [False, False, True, True, True]
@@ -269,14 +271,14 @@ def test_ctrl_c_on_a_local_cluster_says_what_is_kept(cluster, store, tmp_path):
     grid.write_text(lab.as_toml(run))
     arguments = (str(grid), "--store", str(store.folder), "--workers", "1", "--checkpoint", "0")
     driver = cluster.driver(*arguments)
-    until(lambda: step_of(store, run.hash) >= 100 or driver.status() is not None)
+    until(lambda: step_of(store, run.key) >= 100 or driver.status() is not None)
     assert driver.status() is None, driver.said()
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it: to the workers too
     assert until(driver.status) == 130, driver.said()
     line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
     assert driver.said() == f"{line}; the same command goes on\n"
-    assert store.entry(run.hash).status == "interrupted"
-    assert store.entry(run.hash).step >= 100
+    assert store.entry(run.key).status == "interrupted"
+    assert store.entry(run.key).step >= 100
 
 
 def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
@@ -289,11 +291,11 @@ def test_a_task_of_a_driver_that_has_taken_its_mark_back_is_given_again(cluster,
     (run,) = runs_of(1)
     left = _worker.Order(_cluster._where(store), "left", ".sweep-left", 30.0)
     with Client(cluster.address, set_as_default=False) as client:
-        key = f"largeprompt-{run.hash}-{_cluster._place(store)}"
-        future = client.submit(_worker.carry_out, run.canonical, left, key=key)
+        key = f"largeprompt-{run.key}-{_cluster._place(store)}"
+        future = client.submit(_worker.run_task, run.canonical, left, key=key)
         assert future.result().status == "elsewhere"
         assert swept([run], store, cluster.address) == (1, 0, 1, ())
-    assert store.finished(run.hash)
+    assert store.finished(run.key)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://here:9"])
@@ -327,47 +329,44 @@ def test_a_scheduler_that_is_gone_is_one_line(store):
         raise OSError("Timed out\nat length")
 
     order = _worker.Order(str(store.folder), "session", "mark", 0.0)
-    driver = _cluster._Driver(SimpleNamespace(nthreads=gone), order, store, lab.SweepWatcher(), threading.Event())
+    driver = _cluster._Driver(SimpleNamespace(nthreads=gone), order, store, lab.Progress(), threading.Event())
     with pytest.raises(OSError, match=r"^the scheduler is gone: Timed out; what is finished is in the store, [^\n]*$"):
-        driver.carry_out(list(runs_of(1)))
+        driver.run(list(runs_of(1)))
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
     (run,) = runs_of(1)
     order = _worker.Order(str(store.folder), "session", "mark", 0.0)
-    driver = _cluster._Driver(None, order, store, lab.SweepWatcher(), threading.Event())
+    driver = _cluster._Driver(None, order, store, lab.Progress(), threading.Event())
     keys = [driver._key(run)]
     for goal in (100, 200):
         stop = threading.Event()
 
-        class StopAt(lab.Watcher):
-            def moved(self, run, step, speed, risk):
-                if step >= goal:  # noqa: B023
+        class StopAt(lab.Progress):
+            def step(self, name, done, note=""):
+                if done >= goal:  # noqa: B023
                     stop.set()  # noqa: B023
 
         with pytest.raises(lab.Interrupted):
-            lab.train(run, store, watcher=StopAt(), stop=stop)
-        assert driver._lost(run, died()) == (True, 0.0)
+            lab.train(run, store, progress=StopAt(), stop=stop)
+        assert not driver._is_lost(run, died())
+        driver._tries[run.key] = driver._tries.get(run.key, 0) + 1
         keys.append(driver._key(run))
     assert len(set(keys)) == 3
-    assert driver._lost(run, died()) == (False, 0.0)
-    assert store.failure(run.hash)["error"].startswith("4 workers died while at it")
-    assert store.entry(run.hash).status == "failed"
+    assert driver._is_lost(run, died())
+    assert store.failure(run.key)["error"].startswith("4 workers died while at it")
+    assert store.entry(run.key).status == "failed"
     lab.train(run, store)
-    assert store.failure(run.hash) == {}
+    assert store.failure(run.key) == {}
 
 
-def test_the_time_left_is_that_of_the_latest_runs_of_each_kind():
-    short, long = runs_of(1, 2, 3), lab.runs_from({**SETTINGS, "data_seed": [1, 2], "steps": 4000})
-    pace = _cluster.Pace([*short, *long])
-    assert pace.left(2) is None
-    pace.ended(short[0], 6.0)
-    assert pace.left(0) is None
-    assert pace.left(2) == pytest.approx((2 * 6.0 + 2 * 60.0) / 2)
-    pace.ended(short[1], 2.0)
-    pace.ended(long[0], 30.0)
-    assert pace.left(1) == pytest.approx(4.0 + 30.0)
+def test_longer_runs_are_a_larger_part_of_the_work_of_a_sweep():
+    (run,) = runs_of(1)
+    for more in ({"steps": 2 * run.steps}, {"batch": 2 * run.batch}):
+        assert _cluster._work(dataclasses.replace(run, **more)) == 2 * _cluster._work(run)
+    of_length = {L: _cluster._work(dataclasses.replace(run, attention="softmax", L=L)) for L in (10, 1000, math.inf)}
+    assert of_length[1000] > 40 * of_length[10] > 40 * of_length[math.inf] / 4
 
 
 def test_the_script_for_slurm_is_the_one_on_the_page():

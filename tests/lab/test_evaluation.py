@@ -19,12 +19,12 @@ PAIR = dataclasses.replace(RUN, L=math.inf, attention="pair")
 
 def test_risks_at_other_lengths_are_those_of_the_layer_there(store):
     lab.train(RUN, store)
-    found = lab.trained(store, RUN.hash)
+    found = lab.trained(store, RUN.key)
     assert (found.run, found.step, list(found.layers)) == (RUN.resolved, 300, ["linear"])
     data = lab.risks_by_length(found, [50, math.inf])
     assert data.L.values.tolist() == [4, 50, math.inf]
     assert data.trained.values.tolist() == [True, False, False]
-    recorded = store.load(RUN.hash)
+    recorded = store.load(RUN.key)
     assert float(data.risk[0, 0]) == pytest.approx(float(recorded.risk[0, -1]), rel=1e-12)
     assert float(data.optimum[0, 0]) == pytest.approx(float(recorded.optimum[0]))
     sampled = risk(found.layers["linear"], RUN.task(), 50, method="sampled", rtol=0.05)
@@ -36,7 +36,7 @@ def test_risks_at_other_lengths_are_those_of_the_layer_there(store):
 
 def test_the_members_of_a_pair_have_their_own_risks_and_optima(store):
     lab.train(PAIR, store)
-    data = lab.risks_by_length(lab.trained(store, PAIR.hash), "8")
+    data = lab.risks_by_length(lab.trained(store, PAIR.key), "8")
     at_8 = data.sel(L=8)
     assert data.member.values.tolist() == ["softmax", "linear"]
     assert float(at_8.risk_stderr.sel(member="softmax")) > 0 == float(at_8.risk_stderr.sel(member="linear"))
@@ -45,7 +45,7 @@ def test_the_members_of_a_pair_have_their_own_risks_and_optima(store):
 
 def test_another_task_may_be_tested(store):
     lab.train(PAIR, store)
-    found = lab.trained(store, PAIR.hash)
+    found = lab.trained(store, PAIR.key)
     cases = {"noise": 0.5, "query_sigma": "diagonal:4,1"}
     for name, value in cases.items():
         data = lab.risks_by_length(found, "inf", **{name: value})
@@ -58,15 +58,15 @@ def test_another_task_may_be_tested(store):
 def test_an_interrupted_run_has_the_layers_of_its_checkpoint(store):
     stop = threading.Event()
 
-    class Stopping(lab.Watcher):
-        def moved(self, run, step, speed, risk):
-            if step >= 10:
+    class Stopping(lab.Progress):
+        def step(self, name, done, note=""):
+            if done >= 10:
                 stop.set()
 
     with pytest.raises(lab.Interrupted):
-        lab.train(RUN, store, watcher=Stopping(), stop=stop)
-    found = lab.trained(store, RUN.hash)
-    kept = store.checkpoint(RUN.hash)
+        lab.train(RUN, store, progress=Stopping(), stop=stop)
+    found = lab.trained(store, RUN.key)
+    kept = store.checkpoint(RUN.key)
     assert found.step == kept.header["step"] < 300
     np.testing.assert_array_equal(found.layers["linear"].K, kept.arrays["state 0 K"])
     assert float(lab.risks_by_length(found, "inf").risk[0, 0]) > 0
@@ -75,7 +75,7 @@ def test_an_interrupted_run_has_the_layers_of_its_checkpoint(store):
 def test_several_heads_are_sampled(store):
     run = dataclasses.replace(RUN, heads=3, head_dim=None, steps=2, record=lab.Record(points=2, draws=64))
     lab.train(run, store)
-    found = lab.trained(store, run.hash)
+    found = lab.trained(store, run.key)
     data = lab.risks_by_length(found, 3, rtol=0.1)
     assert float(data.risk_stderr.max()) > 0
     with pytest.raises(ValueError, match=r"L is 1000000000; the risk of several heads is sampled, up to L = 134217728"):
@@ -86,18 +86,18 @@ def test_a_run_without_a_layer_is_refused(store):
     diverging = dataclasses.replace(PAIR, rate=5.0, steps=100)
     lab.train(diverging, store)
     with pytest.raises(ValueError, match=r"run \w{12} diverged at step \d+; no layer came out of it"):
-        lab.trained(store, diverging.hash)
+        lab.trained(store, diverging.key)
     without = dataclasses.replace(RUN, record=lab.Record(what=(), points=2))
     lab.train(without, store)
     with pytest.raises(ValueError, match="did not record its parameters"):
-        lab.trained(store, without.hash)
+        lab.trained(store, without.key)
     with pytest.raises(ValueError, match="has neither a result nor a checkpoint"):
         lab.trained(store, "0" * 64)
 
 
 def test_float32_is_refused(store):
     lab.train(RUN, store)
-    found = lab.trained(store, RUN.hash)
+    found = lab.trained(store, RUN.key)
     jax.config.update("jax_enable_x64", False)
     try:
         with pytest.raises(ValueError, match="use_float64"):

@@ -36,7 +36,7 @@ def test_a_run_killed_at_any_moment_ends_bit_for_bit_as_one_left_alone(nursery, 
         alone, killed = lab.Store(tmp_path / f"alone-{seed}"), lab.Store(tmp_path / f"killed-{seed}")
         undisturbed = nursery.start(store=str(alone.folder), log=str(tmp_path / "log"), **request)
         assert nursery.status(undisturbed) == 0, (tmp_path / "log").read_text()
-        while not killed.path(run.hash).exists():
+        while not killed.path(run.key).exists():
             log = tmp_path / f"log-{seed}-{len(reached)}"
             pid = nursery.start(store=str(killed.folder), log=str(log), **request)
             if len(reached) % 6:  # every sixth is killed while it is still finding its feet
@@ -47,9 +47,9 @@ def test_a_run_killed_at_any_moment_ends_bit_for_bit_as_one_left_alone(nursery, 
             assert status in (0, -signal.SIGKILL), log.read_text()
             assert "noticed" not in log.read_text()
             if status:
-                found = killed.checkpoint(run.hash)
+                found = killed.checkpoint(run.key)
                 reached.append((seed, found and found.header["step"]))
-        ended, expected = killed.load(run.hash), alone.load(run.hash)
+        ended, expected = killed.load(run.key), alone.load(run.key)
         assert ended is not None
         assert expected is not None
         assert ended.identical(expected)
@@ -67,10 +67,12 @@ def test_two_processes_given_the_same_runs_share_them(nursery, tmp_path):
     assert [nursery.status(pid) for pid in pids] == [0, 0], [log.read_text() for log in logs]
     done = [[line.split()[1] for line in log.read_text().splitlines() if line.startswith("done")] for log in logs]
     store = lab.Store(tmp_path / "runs")
-    assert sorted(done[0] + done[1]) == store.addresses()  # each run by one of them, and by one only
+    assert sorted(done[0] + done[1]) == [
+        key[:8] for key in store.run_keys()
+    ]  # each run by one of them, and by one only
     assert all(done)
-    assert all(store.log(address)["sittings"] == 1 for address in store.addresses())
-    assert all(store.load(address) is not None for address in store.addresses())
+    assert all(store.log(address)["sittings"] == 1 for address in store.run_keys())
+    assert all(store.load(address) is not None for address in store.run_keys())
 
 
 def test_a_run_whose_process_was_killed_is_taken_over_by_one_that_waits_for_it(nursery, tmp_path):
@@ -94,7 +96,7 @@ def test_an_interrupt_keeps_checkpoints_and_the_same_command_goes_on(nursery, tm
     store, log = lab.Store(tmp_path / "runs"), tmp_path / "log"
     arguments = ["train", "--config", str(config), "--store", str(store.folder), "--out", str(tmp_path), "--jobs", "1"]
     pid = nursery.start(arguments=arguments, log=str(log))
-    while (kept := store.checkpoint(run.hash)) is None or kept.header["step"] < 1000:
+    while (kept := store.checkpoint(run.key)) is None or kept.header["step"] < 1000:
         assert nursery.status(pid, timeout=0.01) is None, log.read_text()
     os.kill(pid, signal.SIGINT)
     assert nursery.status(pid) == 130, log.read_text()
@@ -103,5 +105,5 @@ def test_an_interrupt_keeps_checkpoints_and_the_same_command_goes_on(nursery, tm
     line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
     assert said.splitlines()[-1] == f"{line}; the same command goes on"
     assert [path.suffix for path in store.folder.iterdir()] == [".checkpoint"]
-    assert store.entry(run.hash).status == "interrupted"
-    assert 1000 <= store.entry(run.hash).step < 5_000_000
+    assert store.entry(run.key).status == "interrupted"
+    assert 1000 <= store.entry(run.key).step < 5_000_000

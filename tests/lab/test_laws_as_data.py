@@ -359,10 +359,18 @@ def study(tmp_path, monkeypatch):
     return lab.study_from(tomllib.loads(text), tmp_path)
 
 
-def test_a_study_is_carried_out_and_can_be_carried_out_again_from_its_result(study, tmp_path):
+class Notes(lab.Progress):
+    def __init__(self, notes):
+        self._notes = notes
+
+    def step(self, name, done, note=""):
+        self._notes.append(note)
+
+
+def test_a_study_runs_and_can_be_run_again_from_its_result(study, tmp_path):
     told = []
-    data = study.carry_out(told.append)
-    assert told == [4, 12, "output", "U"]
+    data = study.run(Notes(told))
+    assert told == ["measured L = 4", "measured L = 12", "predicted the output", "predicted the U"]
     assert data.measured.dims == ("quantity", "L")
     assert np.isfinite(data.measured).all()
     assert (data.measured > 0).all()
@@ -370,7 +378,7 @@ def test_a_study_is_carried_out_and_can_be_carried_out_again_from_its_result(stu
     assert np.isnan(data.bound_log10).all()
     assert data.bound_refusal.values.tolist() == ["tokens are not centred"] * 2
     assert str(data.sel(quantity="output").method.values).startswith("c/L")
-    again = lab.study_from(tomllib.loads(data.attrs["toml"])).carry_out()
+    again = lab.study_from(tomllib.loads(data.attrs["toml"])).run()
     xr.testing.assert_equal(again.drop_attrs(), data.drop_attrs())
     data.to_netcdf(tmp_path / "study.nc", engine="scipy")
     kept = xr.load_dataset(tmp_path / "study.nc", engine="scipy")
@@ -382,14 +390,14 @@ def test_a_study_is_carried_out_and_can_be_carried_out_again_from_its_result(stu
 
 
 def test_a_study_without_a_slope_says_so_without_a_number(study):
-    data = dataclasses.replace(study, lengths=[4], quantities="output", bounds=False).carry_out()
+    data = dataclasses.replace(study, lengths=[4], quantities="output", bounds=False).run()
     assert math.isnan(float(data.slope[0]))
     assert data.bound_refusal.values.tolist() == ["not asked for"]
 
 
 def test_a_law_without_a_prediction_is_measured_all_the_same(study, monkeypatch):
     monkeypatch.setattr(concentration, "predict", no_bound)
-    data = dataclasses.replace(study, lengths=[4], quantities="output").carry_out()
+    data = dataclasses.replace(study, lengths=[4], quantities="output").run()
     assert np.isnan(data.predicted).all()
     assert data.method.values.tolist() == ["none, tokens are not centred"]
     assert float(data.measured[0, 0]) > 0
@@ -403,7 +411,7 @@ def test_a_study_keeps_what_its_prediction_warns_of(study, monkeypatch):
         return predict(*arguments, **options)
 
     monkeypatch.setattr(concentration, "predict", warning)
-    data = dataclasses.replace(study, lengths=[4], quantities="output").carry_out()
+    data = dataclasses.replace(study, lengths=[4], quantities="output").run()
     assert data.note.values.tolist() == ["it may be infinite"]
 
 

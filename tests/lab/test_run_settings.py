@@ -32,8 +32,8 @@ def test_without_settings_a_run_is_the_paper_s():
 
 def test_the_hash_of_a_run_is_the_same_on_every_machine():
     run = lab.Run(L=10, engine="reference")
-    assert run.hash == "29f7d272ef3aa4902b1ed6c0674743a7db56020ef1c51338daff15b678d07613"
-    assert lab.Run(L=10.0, rate=0.001, d=5, steps=int(5e5), head_dim=6, engine="reference").hash == run.hash
+    assert run.key == "29f7d272ef3aa4902b1ed6c0674743a7db56020ef1c51338daff15b678d07613"
+    assert lab.Run(L=10.0, rate=0.001, d=5, steps=int(5e5), head_dim=6, engine="reference").key == run.key
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_hash_of_a_run_is_the_same_on_every_machine():
     ids=lambda other: next(iter(other)),
 )
 def test_any_other_setting_has_another_hash(other):
-    assert lab.Run(**{**SMALL, **other}).hash != lab.Run(**SMALL).hash
+    assert lab.Run(**{**SMALL, **other}).key != lab.Run(**SMALL).key
 
 
 STARTS = {
@@ -82,7 +82,7 @@ def test_a_run_written_as_toml_reads_back_as_itself(settings, tmp_path):
     path.write_text(lab.as_toml(run))
     (back,) = lab.runs_from(lab.read_toml(path))
     assert back == run
-    assert back.hash == run.hash
+    assert back.key == run.key
     assert lab.runs_from(run.as_dict()) == (run,)
 
 
@@ -109,7 +109,7 @@ def test_lists_make_a_sweep():
     settings = {"L": [10, math.inf], "sigma": ["identity", kms(2).tolist()], "seeds": 3, "d": 2, "rate": [1e-3]}
     runs = lab.runs_from(settings)
     assert len(runs) == 12
-    assert len({run.hash for run in runs}) == 12
+    assert len({run.key for run in runs}) == 12
     assert {(run.weight_seed, run.data_seed) for run in runs} == {(0, 0), (1, 1), (2, 2)}
     apart = lab.runs_from({"weight_seed": [0, 1], "data_seed": 5})
     assert [(run.weight_seed, run.data_seed) for run in apart] == [(0, 5), (1, 5)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import threading
@@ -21,28 +22,28 @@ RUN = lab.Run(L=4, d=2, attention="linear", rate=1e-2, steps=300, record=lab.Rec
 PAIR = dataclasses.replace(RUN, L=math.inf, attention="pair")
 
 
-class StopAt(lab.Watcher):
+class StopAt(lab.Progress):
     """Asks for an end once the run has come to a step."""
 
     def __init__(self, step):
-        self.step, self.stop, self.messages, self.found = step, threading.Event(), [], []
+        self.last, self.stop, self.messages, self.outcomes = step, threading.Event(), [], []
 
-    def moved(self, run, step, speed, risk):
-        if step >= self.step:
+    def step(self, name, done, note=""):
+        if done >= self.last:
             self.stop.set()
 
-    def ended(self, run, found):
-        self.found.append(found)
+    def close(self, name, outcome=""):
+        self.outcomes.append(outcome)
 
-    def noticed(self, message):
+    def warn(self, message):
         self.messages.append(message)
 
 
 def interrupted_at(step, store, run=RUN):
-    watcher = StopAt(step)
+    progress = StopAt(step)
     with pytest.raises(lab.Interrupted):
-        lab.train(run, store, watcher=watcher, stop=watcher.stop)
-    return store.path(run.hash, "checkpoint")
+        lab.train(run, store, progress=progress, stop=progress.stop)
+    return store.path(run.key, "checkpoint")
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +57,63 @@ def whole(tmp_path_factory):
 def test_a_finished_run_is_found_bit_for_bit_and_not_run_twice(store, whole, monkeypatch):
     lab.train(RUN, store)
     monkeypatch.setattr(_execution, "Sitting", None)
-    watcher = StopAt(0)
-    assert lab.train(RUN, store, watcher=watcher).identical(whole)
-    assert watcher.found == [True]
-    assert sorted(path.name for path in store.folder.iterdir()) == [f"{RUN.hash}.json", f"{RUN.hash}.nc"]
+    progress = StopAt(0)
+    assert lab.train(RUN, store, progress=progress).identical(whole)
+    assert progress.outcomes == ["found"]
+    assert sorted(path.name for path in store.folder.iterdir()) == [f"{RUN.key}.json", f"{RUN.key}.nc"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Squares:
+    """An experiment: settings, a key, and a dataset that holds its settings."""
+
+    upto: int
+
+    @property
+    def canonical(self):
+        return json.dumps({"kind": "Squares", **dataclasses.asdict(self)})
+
+    @property
+    def key(self):
+        return hashlib.sha256(self.canonical.encode()).hexdigest()
+
+    def data(self):
+        values = {"square": ("n", np.arange(self.upto) ** 2), "even": ("n", np.arange(self.upto) % 2 == 0)}
+        return xr.Dataset(values, attrs={"experiment": self.canonical, "sizes": [1, 2]})
+
+
+def test_an_experiment_is_kept_beside_runs_and_is_none_of_them(store):
+    squares = Squares(4)
+    assert store.load(squares.key) is None
+    with store.claim(squares.key) as alone:
+        assert alone
+        kept = store.save(squares, squares.data(), {"seconds": 2.0})
+    assert store.load(squares.key).identical(kept)
+    assert kept.square.values.tolist() == [0, 1, 4, 9]
+    assert kept.even.dtype == bool
+    assert store.log(squares.key)["seconds"] == 2.0
+    assert (store.finished(squares.key), store.run_keys(), store.kinds()) == (True, [], {})
+    with pytest.raises(ValueError, match="no run in"):
+        store.find(squares.key)
+
+
+def test_an_experiment_is_kept_under_its_own_key_only(store):
+    with pytest.raises(ValueError, match=f"^the dataset of {Squares(5).key[:12]} must hold its canonical settings"):
+        store.save(Squares(5), Squares(4).data(), {})
+    store.save(Squares(4), Squares(4).data(), {})
+    store.path(Squares(4).key).rename(store.path(Squares(5).key))
+    with pytest.raises(lab.Damaged, match=f"holds the experiment {Squares(4).key[:12]}, not {Squares(5).key[:12]}"):
+        store.load(Squares(5).key)
 
 
 def test_the_file_of_a_run_holds_its_settings_seeds_and_version(store, whole):
     lab.train(RUN, store)
-    with xr.open_dataset(store.path(RUN.hash), engine="scipy") as data:
+    with xr.open_dataset(store.path(RUN.key), engine="scipy") as data:
         assert lab.run_of(data) == RUN.resolved
-        assert data.attrs["hash"] == RUN.hash
+        assert data.attrs["hash"] == RUN.key
         assert "steps = 300" in data.attrs["toml"]
         assert (data.attrs["weight_seed"], data.attrs["data_seed"]) == ("0", "0")
-    assert store.log(RUN.hash)["sittings"] == 1
+    assert store.log(RUN.key)["sittings"] == 1
 
 
 def test_recorded_risks_are_those_of_the_recorded_parameters(whole):
@@ -99,18 +143,18 @@ def test_heads_are_an_axis_of_the_matrices(store):
     assert data.K.dims == ("member", "step", "head", "inner", "token")
     assert lab.layer_at(data, "linear").heads[2].O.shape == (3, 1)
     assert float(data.risk_stderr[0, 0]) > 0
-    assert store.load(run.hash).identical(data)
+    assert store.load(run.key).identical(data)
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 150, 299])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(step, store, whole):
     path = interrupted_at(step, store)
-    entry = store.entry(RUN.hash)
+    entry = store.entry(RUN.key)
     assert (entry.status, entry.run) == ("interrupted", RUN.resolved)
     assert step <= entry.step <= 300
     assert lab.train(RUN, store).identical(whole)
     assert not path.exists()
-    assert store.log(RUN.hash)["sittings"] == 2
+    assert store.log(RUN.key)["sittings"] == 2
 
 
 def damage_empty(path, store):
@@ -135,7 +179,7 @@ def damage_foreign(path, store):
     other = dataclasses.replace(RUN, data_seed=9)
     if path.suffix == ".nc":
         lab.train(other, store)
-        store.path(other.hash).rename(path)
+        store.path(other.key).rename(path)
     else:
         interrupted_at(1, store, other).rename(path)
 
@@ -148,9 +192,9 @@ def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_run_begins_anew(dam
     path = interrupted_at(150, store)
     damage(path, store)
     content = path.read_bytes()
-    watcher = StopAt(math.inf)
-    assert lab.train(RUN, store, watcher=watcher).identical(whole)
-    (message,) = watcher.messages
+    progress = StopAt(math.inf)
+    assert lab.train(RUN, store, progress=progress).identical(whole)
+    (message,) = progress.messages
     kept = path.with_name(path.name + ".damaged-1")
     assert path.name in message
     assert kept.name in message
@@ -160,7 +204,7 @@ def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_run_begins_anew(dam
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_result_is_named_and_set_aside_and_the_run_is_done_again(damage, store, whole):
     lab.train(RUN, store)
-    path = store.path(RUN.hash)
+    path = store.path(RUN.key)
     damage(path, store)
     content = path.read_bytes()
     with pytest.warns(UserWarning, match=r"kept as \w+\.nc\.damaged-1"):
@@ -182,7 +226,7 @@ def test_a_full_disk_stops_the_run_and_what_was_kept_is_good(store, whole, monke
         message = r"No space left on device: run \w{12} is kept up to step \d+ in .*runs, and goes on from there"
         with pytest.raises(OSError, match=message):
             lab.train(RUN, store, checkpoint_seconds=0.0)
-    assert [path.name for path in store.folder.iterdir()] == [f"{RUN.hash}.checkpoint"]
+    assert [path.name for path in store.folder.iterdir()] == [f"{RUN.key}.checkpoint"]
     with monkeypatch.context() as patch:
         patch.setattr(xr.Dataset, "to_netcdf", full)
         with pytest.raises(OSError, match="No space left"):
@@ -224,7 +268,7 @@ def test_runs_are_found_by_the_beginning_of_their_hash(store):
     for address in addresses:
         store.path(address).touch()
     (store.folder / "notes.nc").touch()
-    assert store.addresses() == addresses
+    assert store.run_keys() == addresses
     assert store.find("b") == addresses[2]
     with pytest.raises(ValueError, match=r"2 runs in .* begins with 'a': ab0000000000, ac0000000000"):
         store.find("a")
@@ -243,19 +287,19 @@ def test_a_store_prints_where_it_is_and_what_it_holds(store, tmp_path):
 
 def test_a_run_that_is_being_worked_on_is_not_removed(store):
     lab.train(RUN, store)
-    with store.claim(RUN.hash) as alone:
+    with store.claim(RUN.key) as alone:
         assert alone
-        with store.claim(RUN.hash) as twice:
+        with store.claim(RUN.key) as twice:
             assert not twice
         with pytest.raises(ValueError, match="is being worked on"):
-            store.remove(RUN.hash)
-    store.remove(RUN.hash)
+            store.remove(RUN.key)
+    store.remove(RUN.key)
     assert list(store.folder.iterdir()) == []
 
 
 def test_half_written_files_of_a_killed_process_are_cleared_away(store):
     interrupted_at(1, store)
-    half = store.folder / f".{RUN.hash}-xyz.checkpoint"
+    half = store.folder / f".{RUN.key}-xyz.checkpoint"
     half.touch()
     lab.train(RUN, store)
     assert not half.exists()
@@ -264,14 +308,14 @@ def test_half_written_files_of_a_killed_process_are_cleared_away(store):
 def test_a_checkpoint_that_outlived_its_run_is_cleared_away(store, whole):
     content = interrupted_at(150, store).read_bytes()
     lab.train(RUN, store)
-    store.path(RUN.hash, "checkpoint").write_bytes(content)
+    store.path(RUN.key, "checkpoint").write_bytes(content)
     assert lab.train(RUN, store).identical(whole)
-    assert not store.path(RUN.hash, "checkpoint").exists()
+    assert not store.path(RUN.key, "checkpoint").exists()
 
 
 def test_how_the_work_went_is_kept_apart(store):
     lab.train(RUN, store)
-    log = json.loads(store.path(RUN.hash, "json").read_text())
+    log = json.loads(store.path(RUN.key, "json").read_text())
     assert set(log) == {"seconds", "gpu_seconds", "sittings", "machine", "device", "versions", "finished"}
     assert log["gpu_seconds"] == 0.0 < log["seconds"]
 
@@ -294,9 +338,9 @@ def test_a_result_of_an_earlier_version_is_judged_again_by_what_it_recorded(stor
     steps = np.linspace(0, narrow.steps, data.sizes["step"])
     old = data.drop_vars("attainable").assign_coords(step=steps)
     old = old.assign(risk=(data.risk.dims, np.full(data.risk.shape, least)), verdict=(("member",), ["trapped"]))
-    store.save(narrow.hash, old.assign_attrs(run=narrow.canonical, hash=narrow.hash), {})
-    found = store.load(narrow.hash)
+    store.save(narrow, old.assign_attrs(run=narrow.canonical, hash=narrow.key), {})
+    found = store.load(narrow.key)
     assert float(data.optimum[0]) < least - 0.01  # of a head that is wide enough, which the old result holds
     assert (str(found.verdict.values[0]), float(found.optimum[0]), float(found.excess[0])) == ("converged", least, 0.0)
     assert found.risk.equals(old.risk)
-    assert store.load(RUN.hash).identical(data)
+    assert store.load(RUN.key).identical(data)

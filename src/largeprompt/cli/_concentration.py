@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, value
-from ._output import device_of, name_files, part_done, print_json, progress, ready, rows, show, written
+from ._output import device_for, name_files, print_json, progress, ready, rows, show, written
+from ._view import View
 
 if TYPE_CHECKING:
-    from largeprompt._device import Device
     from largeprompt.lab import Study
 
 Text = str | None
@@ -72,13 +72,12 @@ def concentration(
 ) -> None:
     """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
-    study, place = _study(config, given), _place(device)
+    study, place = _study(config, given), device_for(device, "jax")
     from largeprompt.paper import concentration as told
 
     ready(out, "concentration")
-    work = study.work
-    with progress("measuring", sum(work.values())) as done:
-        data = study.carry_out(lambda part: done(part_done(part), work[part]), device=place)
+    with View() as view:
+        data = study.run(view, device=place)
     files = written(out, "concentration", told.picture(data), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
@@ -121,7 +120,11 @@ def prompt_length(
     from largeprompt.paper.concentration import prompt_length_lines
 
     subject = (study.attention, study.tokens, study.queries, chosen, jax.random.key(study.seed))
-    options: Any = {"query_in_prompt": study.query_in_prompt, "replicates": study.replicates, "device": _place(device)}
+    options: Any = {
+        "query_in_prompt": study.query_in_prompt,
+        "replicates": study.replicates,
+        "device": device_for(device, "jax"),
+    }
     with progress(f"looking for the length of prompts, {chosen}", 1), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = prompt_length_for(target, *subject, **options)
@@ -139,13 +142,6 @@ def prompt_length(
         print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": settings})
     else:
         show(prompt_length_lines(found, notes, study.layer_in_words))
-
-
-def _place(device: str) -> "Device":
-    """The device that there is, with a line where it is not the one asked for."""
-    from largeprompt._device import jax_place
-
-    return device_of(jax_place(device))
 
 
 def _positive(name: str, text: str) -> float:

@@ -1,70 +1,48 @@
 """What the commands share: progress, interrupts, files, tables, JSON."""
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ._app import errors, screen
 from ._interrupts import interrupts
+from ._view import View
 
 if TYPE_CHECKING:
     import xarray as xr
 
-
-_FIRST, _EVERY = 15.0, 60.0  # seconds until the first line, and between lines, where there is no terminal
+    from largeprompt._device import DeviceName, Library
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar with the time left, or a line now and then where there is no terminal; it yields what counts work done."""
-    left = TextColumn("left"), TimeRemainingColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        progress.add_task(what, total=total)
-        (task,) = progress.tasks
-        with nullcontext() if errors.is_terminal else _lines(lambda: f"{what}: {task.percentage:.0f} % done"):
-            yield lambda description, work=1: progress.update(task.id, advance=work, description=description)
+    """One piece of work in view; what it yields counts the work done."""
+    with View() as view, view.task(what, total) as advance:
+        yield lambda description, work=1: advance(work, description)
 
 
 @contextmanager
-def _lines(state: Callable[[], str]) -> Iterator[None]:
-    """The state of some work on a line of its own, if it takes long."""
-    began, over = time.monotonic(), threading.Event()
-
-    def report() -> None:
-        seconds = _FIRST
-        while not over.wait(seconds):
-            line = f"largeprompt: {state()} after {time.monotonic() - began:.0f} s"
-            errors.print(line, highlight=False, soft_wrap=True, markup=False)
-            seconds = _EVERY
-
-    threading.Thread(target=report, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-@contextmanager
-def interruptible(bars: Any, kept: Callable[[], str]) -> Iterator[Any]:
-    """Bars around work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
+def interruptible(view: View, kept: Callable[[], str]) -> Iterator[Any]:
+    """A view of work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
     from largeprompt.lab import Interrupted
 
     try:
-        with interrupts.raised(), bars:
-            yield bars
+        with interrupts.raised(), view:
+            yield view
     except BaseException as error:
         # with a signal, whatever the error: a library may have turned the interrupt into one of its own
         if interrupts.number is None and not isinstance(error, Interrupted | KeyboardInterrupt):
             raise
         interrupts.leave(f"interrupted: {kept()}; the same command goes on")
+
+
+def remark(message: str) -> None:
+    """Something that a user should know, on one line of the error stream."""
+    errors.print(f"largeprompt: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 def complain(message: str) -> None:
@@ -96,15 +74,20 @@ def written(out: Path, stem: str, figure: Any, data: "xr.Dataset") -> list[Path]
         return write(out, stem, figure, data)
 
 
-def device_of(place: Any) -> Any:
+def device_for(asked: str, library: "Library") -> "DeviceName":
     """The device that there is; where it is not the one asked for, a line says so."""
     import jax
 
-    if place.device == "cpu" != jax.devices()[0].platform:
+    from largeprompt._device import NoGpu, resolve_device
+
+    try:
+        found = resolve_device(asked, library)
+    except NoGpu as error:
+        remark(f"no GPU: {error.reason}; the CPU does the work")
+        found = "cpu"
+    if found == "cpu" != jax.devices()[0].platform:
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    if place.remark is not None:
-        errors.print(f"largeprompt: {place.remark}", highlight=False, soft_wrap=True, markup=False)
-    return place.device
+    return found
 
 
 def records(data: "xr.Dataset") -> dict:
@@ -116,11 +99,6 @@ def rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
     """What depends on the length, or what does not, for JSON."""
     names = [name for name, values in data.items() if ("L" in values.dims) == by_length]
     return data[names].to_dataframe().reset_index().to_dict(orient="records")
-
-
-def part_done(part: int | str) -> str:
-    """A part of a study, for its progress."""
-    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
 
 
 def print_json(files: list[Path], numbers: dict[str, Any]) -> None:

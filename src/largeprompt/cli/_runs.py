@@ -10,8 +10,9 @@ import typer
 
 from ._app import Json, app, screen, value
 from ._interrupts import interrupts
-from ._output import complain, in_one_line, name_files, print_json, progress, records, show
+from ._output import complain, in_one_line, name_files, print_json, records, show
 from ._train import Folder
+from ._view import View
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,13 +36,13 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
 
     folder = _opened(store)
     entries, damaged = [], []
-    for address in folder.addresses():
+    for key in folder.run_keys():
         try:
-            entries.append(folder.entry(address))
+            entries.append(folder.entry(key))
         except (lab.Damaged, OSError) as error:
             damaged.append(in_one_line(error))
     if as_json:
-        known = [{"hash": e.address, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
+        known = [{"hash": e.key, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
         print_json([], {"runs": known, "damaged": damaged})
     else:
         table = Table(title=f"{len(entries)} runs in {folder.location}", box=box.SIMPLE_HEAD)
@@ -49,7 +50,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
             table.add_column(name)
         for entry in entries:
             status = entry.status if entry.status == "finished" else f"{entry.status} at step {entry.step}"
-            table.add_row(entry.address[:12], entry.run.title, str(entry.run.steps), status)
+            table.add_row(entry.key[:12], entry.run.title, str(entry.run.steps), status)
         show([table])
     for message in damaged:
         complain(f"{message}; {_REMEDY}")
@@ -61,16 +62,16 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
     from largeprompt import lab
 
     folder = _opened(store)
-    address = folder.find(run)
+    key = folder.find(run)
     with _remedy():
-        data = folder.load(address)
+        data = folder.load(key)
     if data is None:
         with _remedy():
-            entry = folder.entry(address)
-        told = {"hash": address, "status": entry.status, "step": entry.step}
+            entry = folder.entry(key)
+        told = {"hash": key, "status": entry.status, "step": entry.step}
         settings = lab.as_toml(entry.run)
     else:
-        told = {"hash": address, "status": "finished", **folder.log(address), **_ends(data)}
+        told = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
         settings = data.attrs["toml"]
     if as_json:
         print_json([], {**told, "toml": settings})
@@ -108,8 +109,8 @@ def _risk(
         found = lab.trained(folder, folder.find(run))
     test = {name: text for name, text in (("noise", noise), ("query_sigma", query_sigma)) if text is not None}
     options: Any = lab.with_files({name: value(text) for name, text in test.items()})
-    with progress("risks", len({*asked, found.run.L})) as done:
-        data = lab.risks_by_length(found, asked, **options, done=done)
+    with View() as view:
+        data = lab.risks_by_length(found, asked, **options, progress=view)
     if plot is not None:
         with interrupts.raised(), lab.replacing(plot) as path:
             drawing.save(drawing.draw(learning.length_chart(data)), path)
@@ -138,11 +139,11 @@ def _export(
     from largeprompt import lab
 
     folder = _opened(store)
-    address = folder.find(run)
+    key = folder.find(run)
     with _remedy():
-        data = folder.load(address)
+        data = folder.load(key)
     if data is None:
-        raise ValueError(f"run {address[:12]} is not finished; only finished runs can be exported")
+        raise ValueError(f"run {key[:12]} is not finished; only finished runs can be exported")
     small = [name for name in ("risk", "risk_stderr", "from_start", "distance") if name in data]
     writers = {
         ".nc": lambda path: data.to_netcdf(path, engine="scipy"),
@@ -161,10 +162,10 @@ def _rm(runs: Prefixes, store: Folder = None) -> None:
     """Delete runs from the store."""
 
     folder = _opened(store)
-    addresses = [folder.find(prefix) for prefix in runs]  # all of them before any is deleted
-    for address in dict.fromkeys(addresses):
-        folder.remove(address)
-        screen.print(f"deleted: {address[:12]}", highlight=False)
+    keys = [folder.find(prefix) for prefix in runs]  # all of them before any is deleted
+    for key in dict.fromkeys(keys):
+        folder.remove(key)
+        screen.print(f"deleted: {key[:12]}", highlight=False)
 
 
 _REMEDY = "training it again sets this file aside, largeprompt runs rm deletes it"

@@ -8,6 +8,7 @@ import typer
 from ._app import Json, app, screen
 from ._output import complain, interruptible, print_json, show
 from ._train import Folder
+from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.lab import AbstractStore, Outcome, Run
@@ -65,14 +66,13 @@ def sweep(
         _tell_status(kept, runs, scheduler, as_json)
         return
     kept.check_writable()
-    from ._sweep_bars import SweepBars
 
     def rest() -> str:
-        done = len(kept.finished_of([run.hash for run in runs]))
+        done = len(kept.finished_of([run.key for run in runs]))
         return f"{done} of {len(runs)} runs are finished, the others kept in {kept.location}"
 
-    with interruptible(SweepBars(), rest) as bars:
-        options: Any = {"workers": workers, "checkpoint_seconds": checkpoint, "watcher": bars}
+    with interruptible(View(), rest) as view:
+        options: Any = {"workers": workers, "checkpoint_seconds": checkpoint, "progress": view}
         outcome = lab.sweep_on(runs, kept, scheduler, **options)
     _report(runs, kept, outcome, as_json)
     if outcome.failed:
@@ -92,20 +92,20 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
     from largeprompt import lab
     from largeprompt.paper import training
 
-    lost = {failed.run.hash for failed in outcome.failed}
-    good = [run.hash for run in runs if run.hash not in lost] if len(runs) <= _MANY else []
+    lost = {failed.run.key for failed in outcome.failed}
+    good = [run.key for run in runs if run.key not in lost] if len(runs) <= _MANY else []
     results, damaged = [], []
-    for address in good:
+    for key in good:
         try:
-            results.append(store.load(address))
+            results.append(store.load(key))
         except lab.Damaged as error:
-            kept = store.set_aside(address, "nc")
+            kept = store.set_aside(key, "nc")
             damaged.append(f"{error}; it is kept as {kept}, and the same command makes it again")
     results = [data for data in results if data is not None]
     rows = lab.summary(results) if results else []
     if as_json:
         counts = {"runs": outcome.runs, "found": outcome.found, "finished": outcome.finished}
-        failed = [{"hash": run.hash, "title": run.title, "error": message} for run, message in outcome.failed]
+        failed = [{"hash": run.key, "title": run.title, "error": message} for run, message in outcome.failed]
         print_json([], {"store": store.location, **counts, "failed": failed, "rows": rows})
     else:
         if rows:
@@ -115,7 +115,7 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
     for message in damaged:
         complain(message)
     for run, message in outcome.failed[:_SHOWN]:
-        complain(f"run {run.hash[:12]} ({run.title}) failed: {message}")
+        complain(f"run {run.key[:12]} ({run.title}) failed: {message}")
     if len(outcome.failed) > _SHOWN:
         complain(f"{len(outcome.failed) - _SHOWN} more runs failed; see largeprompt sweep status")
 
@@ -131,9 +131,9 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
     found = lab.standings(store, runs, at_work)
     counts = lab.counted(found)
     if as_json:
-        told = [{"hash": standing.address, **standing._asdict()} for standing in found]
+        told = [{"hash": standing.key, **standing._asdict()} for standing in found]
         for entry in told:
-            del entry["address"]
+            del entry["key"]
         print_json([], {"store": store.location, "counts": counts, "runs": told})
         return
     of_each = ", ".join(f"{count} {stage}" for stage, count in counts.items()) or "none"
@@ -147,7 +147,7 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
         table.add_column(name)
     for standing in unfinished[:_SHOWN]:
         status = f"failed: {standing.message}" if standing.stage == "failed" else standing.stage
-        cells = (standing.address[:12], standing.title, status, str(standing.step), str(standing.steps))
+        cells = (standing.key[:12], standing.title, status, str(standing.step), str(standing.steps))
         table.add_row(*map(Text, cells))
     show([table], width=100)
     if len(unfinished) > _SHOWN:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import DeviceName, Json, Out, app, errors, screen, value
-from ._output import device_of, interruptible, name_files, print_json, progress, ready, show, written
+from ._app import DeviceName, Json, Out, app, screen, value
+from ._output import device_for, interruptible, name_files, print_json, ready, remark, show, written
+from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.lab import AbstractStore, Forecast, Run
@@ -93,16 +94,15 @@ def train(
         raise ValueError(f"--checkpoint is {checkpoint}; it must be at least 0")
     jobs = min(jobs or lab.usable_cores(), len(runs))
     folder = lab.store_at(store)
-    where = device_of(lab.place_for(device))
+    where = device_for(device, "cuda")
     slow = lab.without_fused(runs)  # refuses what no engine can run, before anything is written
     if not estimate:
         ready(out, "training")
         folder.check_writable()
     for reason, count in slow.items():
-        remark = f"{count} of {len(runs)} runs take the slower reference engine: {reason}"
-        errors.print(f"largeprompt: {remark}", highlight=False, soft_wrap=True, markup=False)
-    with progress("timing a few steps (the first time, compiling them)", len({run.L for run in runs})) as done:
-        expected = lab.forecast(runs, folder, jobs, lambda run, speed: done(f"{run.title}: {speed:.0f} steps/s"), where)
+        remark(f"{count} of {len(runs)} runs take the slower reference engine: {reason}")
+    with View() as view:
+        expected = lab.forecast(runs, folder, jobs, view, where)
     if not as_json:
         screen.print(_told(expected, len(runs), jobs, where), highlight=False, soft_wrap=True)
     if estimate:
@@ -133,14 +133,12 @@ def _carried_out(
 ) -> list:
     from largeprompt import lab
 
-    from ._bars import Bars
-
     def kept() -> str:
-        done = len(store.finished_of([run.hash for run in runs]))
+        done = len(store.finished_of([run.key for run in runs]))
         return f"{done} of {len(runs)} runs are finished, the others kept in {store.location}"
 
-    with interruptible(Bars(runs), kept) as bars:
-        options: Any = {"watcher": bars, "checkpoint_seconds": checkpoint, "seconds": expected.each, "device": device}
+    with interruptible(View(), kept) as view:
+        options: Any = {"progress": view, "checkpoint_seconds": checkpoint, "seconds": expected.each, "device": device}
         return lab.sweep(runs, store, jobs=jobs, **options)
 
 

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt._device import Device, checked_device
+from largeprompt._device import Device, resolve_device
 from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractLayer
 
@@ -77,7 +77,7 @@ def prompt_length_for(
         raise ValueError(f"epsilon is {epsilon:g}; it must be from {_LEAST:g} to {1 / _LEAST:g}")
     if not isinstance(quantity, str):
         raise ValueError(f"quantity is {quantity!r}; a length is of one quantity, such as 'output'")
-    checked_device(device)
+    device = resolve_device(device)
     generator = checks.key_or_default(key)
     replicates = checks.count("replicates", replicates, at_least=0)
 

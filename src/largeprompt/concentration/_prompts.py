@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure
-
-from ._place import Found
 
 _CHUNKS = (64, 512, 4096)  # tokens drawn at once: few sizes, since each is compiled
 _LARGEST = 2**25  # numbers held for a chunk
@@ -45,12 +44,12 @@ def chunk_for(L: int, queries: int, dim: int, slopes: bool) -> int:
     return max((chunk for chunk in _CHUNKS if chunk <= min(L, most)), default=_CHUNKS[0])
 
 
-def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: Found) -> int:
+def batch_for(chunk: int, queries: int, dim: int, slopes: bool, device: DeviceName) -> int:
     """How many prompts to draw side by side."""
     return side_by_side(_held(chunk, queries, dim, slopes), device)
 
 
-def side_by_side(held: int, device: Found) -> int:
+def side_by_side(held: int, device: DeviceName) -> int:
     """How many prompts to draw at once, a power of two, where each holds so many numbers."""
     return 2 ** int(math.log2(max(1, _ROOM[device] // held)))
 

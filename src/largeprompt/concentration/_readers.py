@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractLayer, MultiHead, known_heads
 from largeprompt.measures import AbstractMeasure, Empirical
 
 from ._crossed import Heads
-from ._place import Found
 from ._prompts import Reading, batch_for, chunk_for, limit, numbers_held, reading, side_by_side
 from ._quantities import OF_LAYER, Form, forms
 
@@ -81,7 +81,7 @@ class SummedHeads(eqx.Module):
         """The same readings for the infinite prompt."""
         return tuple(limit(head, mu, queries, self.slopes) for head in self.heads)
 
-    def sizes(self, L: int, queries: int, dim: int, place: Found) -> tuple[int, int]:
+    def sizes(self, L: int, queries: int, dim: int, place: DeviceName) -> tuple[int, int]:
         """How many tokens are drawn at once, and how many prompts side by side."""
         queries = queries * len(self.heads)
         chunk = chunk_for(L, queries, dim, self.slopes)
@@ -130,7 +130,7 @@ class WholePrompts(eqx.Module):
     def _of(self, mu, z):
         return self.layer._output(mu, z), self.layer._jacobian(mu, z) if self.slopes else None
 
-    def sizes(self, L: int, queries: int, dim: int, place: Found) -> tuple[int, int]:
+    def sizes(self, L: int, queries: int, dim: int, place: DeviceName) -> tuple[int, int]:
         """How many tokens are drawn at once, all of a prompt, and how many prompts side by side."""
         if L * dim > _WHOLE:
             raise ValueError(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractLayer, kind_of, known_heads, merged_form, summed_heads
 from largeprompt.icl import (
     LinearRegression,
@@ -32,7 +33,6 @@ from largeprompt.icl._stand_in import RESAMPLES, Resampled, is_sampled, warn_of_
 from largeprompt.measures import Empirical
 
 from ._deviation import LEVELS, Deviation, curve, refuse_overflow
-from ._place import Found
 from ._prediction import Prediction
 from ._prompts import prompt_sums, softmax_reading, with_own
 from ._quantities import NotPredictedError, task_of
@@ -55,7 +55,7 @@ def risk_deviation(
     key: PRNGKeyArray,
     replicates: int,
     query_in_prompt: bool,
-    place: Found,
+    place: DeviceName,
     done,
 ) -> dict[str, Deviation]:
     """For "risk" and "risk-gradient", on the same prompts."""

@@ -7,6 +7,5 @@ from ._gpu import Fleet as Fleet
 from ._gpu import GpuTrainer as GpuTrainer
 from ._gpu import Leg as Leg
 from ._gpu import Voyage as Voyage
-from ._gpu import fused_place as fused_place
 from ._prompt_sums import gaussian_prompt_sums as gaussian_prompt_sums
 from ._prompt_sums import sum_count as sum_count

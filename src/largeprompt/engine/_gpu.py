@@ -6,11 +6,11 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from largeprompt._device import Place, checked_device
+from largeprompt import _device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._form import Form, refusal
@@ -35,29 +35,6 @@ _KEPT_BYTES = 2**28  # of states kept in a launch
 _REGISTERS_OF_A_PROCESSOR = 2**16
 _TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
 _WITHOUT_TOKENS = 300.0  # what a step costs beside its tokens, in tokens
-
-
-def gpu_refusal() -> str | None:
-    """Why there is no GPU for the compiled loops; None where there is one."""
-    try:
-        from numba import cuda
-    except ImportError:
-        return "numba-cuda is not installed (it comes with largeprompt[cuda])"
-    try:
-        found = cast(Any, cuda).is_available()
-    except Exception as error:  # whatever a driver says
-        return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
-    return None if found else "CUDA finds no device and driver"
-
-
-def fused_place(device: str) -> Place:
-    """Where the compiled loops can be carried out: on a GPU if there is one and it is not refused."""
-    if checked_device(device) == "cpu":
-        return Place("cpu")
-    reason = gpu_refusal()
-    if reason is None:
-        return Place("gpu")
-    return Place("cpu", f"no GPU: {reason}; carried out on the CPU" if device == "gpu" else None)
 
 
 @contextlib.contextmanager
@@ -328,7 +305,7 @@ class GpuTrainer(AbstractTrainer):
     name = "fused"
 
     def __init__(self, training: Training, layers: Layers):
-        reason = refusal(training, layers) or gpu_refusal()
+        reason = refusal(training, layers) or _device.gpu_refusal("cuda")
         if reason:
             raise ValueError(f"the fused engine does not apply on a GPU: {reason}")
         super().__init__(training, layers)

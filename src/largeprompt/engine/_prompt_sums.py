@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from jaxtyping import Float
 
-from largeprompt._device import Device, jax_place
+from largeprompt._device import Device, resolve_device
 
 from ._elementary import exp2, two_normals
 from ._kernel import source_hash
@@ -158,11 +158,9 @@ def gaussian_prompt_sums(
         raise ValueError(f"L is {L} with {k} coordinates a token; the compiled sums go up to {LONGEST * 4 // k}")
     if np.any(betas < 0):
         raise ValueError(f"betas has {np.min(betas):g}; it must be at least 0")
-    place = jax_place(device)
-    if place.device != device != "auto":
-        raise ValueError(f"device is {device!r} and JAX sees no GPU; 'auto' takes one where there is one")
+    place = resolve_device(device)
     betas, out = np.asarray(betas, float), np.zeros((b, 2 * n + 1))
-    if place.device == "gpu":
+    if place == "gpu":
         from ._prompt_sums_jax import prompt_sums_by_jax  # which counts its sums as here
 
         return prompt_sums_by_jax(betas, L, k, seed, products=products, start=start, platform="gpu")

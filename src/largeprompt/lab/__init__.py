@@ -1,9 +1,10 @@
 """Runs as data: their settings, the store of results, checkpoints, sweeps, and what became of them."""
 
+from largeprompt._progress import Progress as Progress
+
 from ._checkpoint import Damaged as Damaged
 from ._cluster import Failed as Failed
 from ._cluster import Outcome as Outcome
-from ._cluster import SweepWatcher as SweepWatcher
 from ._cluster import runs_at_work as runs_at_work
 from ._cluster import sweep_on as sweep_on
 from ._engines import with_engines as with_engines
@@ -34,7 +35,6 @@ from ._settings import read_toml as read_toml
 from ._settings import runs_from as runs_from
 from ._settings import with_files as with_files
 from ._sitting import Interrupted as Interrupted
-from ._sitting import Watcher as Watcher
 from ._standing import Standing as Standing
 from ._standing import counted as counted
 from ._standing import standings as standings
@@ -48,7 +48,6 @@ from ._study import study_from as study_from
 from ._summary import setting as setting
 from ._summary import summary as summary
 from ._summary import varying as varying
-from ._sweep import place_for as place_for
 from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS

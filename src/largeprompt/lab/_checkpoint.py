@@ -32,7 +32,7 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
     return _OPENING + digest + b"\n" + payload
 
 
-def checkpoint_from(content: bytes, place: str, address: str) -> Checkpoint:
+def checkpoint_from(content: bytes, place: str, key: str) -> Checkpoint:
     """What the file at `place` holds, once every bit of it is as it was written, for the run of that content hash."""
     start = len(_OPENING) + 65
     payload = content[start:]
@@ -45,8 +45,8 @@ def checkpoint_from(content: bytes, place: str, address: str) -> Checkpoint:
         held = str(header["hash"])
     except Exception:  # as it was written, but not by this version
         raise Damaged(f"{place} is another version's checkpoint") from None
-    if held != address:
-        raise Damaged(f"{place} belongs to the run {held[:12]}, not to {address[:12]}")
+    if held != key:
+        raise Damaged(f"{place} belongs to the run {held[:12]}, not to {key[:12]}")
     return Checkpoint(header, arrays)
 
 

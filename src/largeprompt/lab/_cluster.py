@@ -1,9 +1,9 @@
 """Sweeps on a Dask cluster: each run is one task, its result goes from the worker to the store, a line comes back."""
 
-import collections
 import contextlib
 import hashlib
 import logging
+import math
 import queue
 import re
 import secrets
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
+from largeprompt._progress import Progress
+
 from ._engines import with_engines
 from ._execution import CHECKPOINT_SECONDS
 from ._remote_store import RemoteStore, store_at
@@ -20,7 +22,7 @@ from ._run import Run
 from ._sitting import Interrupted
 from ._store import AbstractStore, Store
 from ._sweep import usable_cores
-from ._worker import Order, Told, carry_out, halt
+from ._worker import Order, Told, halt, run_task
 
 _CONNECT_SECONDS = 10.0
 _HALT_SECONDS = 60.0
@@ -28,6 +30,7 @@ _AHEAD = 200  # runs that the scheduler holds at most, or four for each of its t
 _BATCH = 1000
 _LOOK_SECONDS = 1.0
 _GATHER_SECONDS = 0.05
+SWEEP = "sweep"  # the name under which its progress is reported
 _KEPT = "what is finished is in the store, and the same command goes on"
 
 
@@ -47,22 +50,6 @@ class Outcome(NamedTuple):
     failed: tuple[Failed, ...]
 
 
-class SweepWatcher:
-    """Is told how a sweep goes on; this one keeps still."""
-
-    def began(self, runs: int, found: int) -> None:
-        """A sweep begins; of its runs, some were found finished."""
-
-    def went_on(self, ended: int, failed: int, threads: int, seconds_left: float | None) -> None:
-        """So many runs have ended since; there are so many threads at work, and this long to go where that is known."""
-
-    def failed(self, run: Run, message: str) -> None:
-        """A run was given up."""
-
-    def noticed(self, message: str) -> None:
-        """Something a user should know of."""
-
-
 def sweep_on(
     runs: Sequence[Run],
     store: AbstractStore | None = None,
@@ -70,7 +57,7 @@ def sweep_on(
     *,
     workers: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    watcher: SweepWatcher | None = None,
+    progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Carry runs out on a Dask cluster: the address of a scheduler, a `distributed.Client`, or None for a local one.
@@ -80,22 +67,25 @@ def sweep_on(
     again; those of a lost worker go on from their last checkpoint; one that fails is reported and stops no other.
     An interrupt (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`.
     """
-    store, watcher = store or store_at(), watcher or SweepWatcher()
-    runs = tuple({run.hash: run for run in with_engines(runs)}.values())
-    there = store.finished_of([run.hash for run in runs])
-    waiting = [run for run in runs if run.hash not in there]
-    begun = store.begun_of([run.hash for run in waiting])
-    waiting.sort(key=lambda run: run.hash not in begun)
-    watcher.began(len(runs), len(there))
+    store, progress = store or store_at(), progress or Progress()
+    runs = tuple({run.key: run for run in with_engines(runs)}.values())
+    there = store.finished_of([run.key for run in runs])
+    waiting = [run for run in runs if run.key not in there]
+    begun = store.begun_of([run.key for run in waiting])
+    waiting.sort(key=lambda run: run.key not in begun)
     failed: list[Failed] = []
     if waiting:
-        with _client(scheduler, workers) as client, _order(store, checkpoint_seconds) as order:
-            failed = _Driver(client, order, store, watcher, stop or threading.Event()).carry_out(waiting)
+        with (
+            _client(scheduler, workers) as client,
+            _order(store, checkpoint_seconds) as order,
+            progress.task(SWEEP, sum(map(_work, waiting))),
+        ):
+            failed = _Driver(client, order, store, progress, stop or threading.Event(), len(there)).run(waiting)
     return Outcome(len(runs), len(there), len(runs) - len(failed), tuple(failed))
 
 
 def runs_at_work(scheduler: str, store: AbstractStore) -> set[str]:
-    """The hashes of the runs for this store that a scheduler has given to workers."""
+    """The keys of the runs for this store that a scheduler has given to workers."""
     tail = _place(store)
     with _client(scheduler, None) as client:
         keys = [str(key) for held in client.processing().values() for key in held]
@@ -191,8 +181,16 @@ def _asking() -> Iterator[None]:
 class _Driver:
     """Keeps a bounded number of runs in the scheduler until all have ended."""
 
-    def __init__(self, client: Any, order: Order, store: AbstractStore, watcher: SweepWatcher, stop: threading.Event):
-        self._client, self._order, self._store, self._watcher, self._stop = client, order, store, watcher, stop
+    def __init__(
+        self,
+        client: Any,
+        order: Order,
+        store: AbstractStore,
+        progress: Progress,
+        stop: threading.Event,
+        found: int = 0,
+    ):
+        self._client, self._order, self._store, self._progress, self._stop = client, order, store, progress, stop
         self._place = _place(store)
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._out: dict[str, tuple[Any, Run]] = {}  # by the key of the task
@@ -200,9 +198,10 @@ class _Driver:
         self._reached: dict[str, int] = {}
         self._failed: list[Failed] = []
         self._threads, self._looked = 0, 0.0
+        self._ended, self._done_work = found, 0.0
 
-    def carry_out(self, waiting: list[Run]) -> list[Failed]:
-        pace, total = Pace(waiting), len(waiting)
+    def run(self, waiting: list[Run]) -> list[Failed]:
+        total = self._ended + len(waiting)
         waiting = waiting[::-1]  # taken from the end
         try:
             while waiting or self._out:
@@ -210,19 +209,24 @@ class _Driver:
                 self._submit(waiting)
                 for future, told in self._done():
                     _, run = self._out.pop(future.key)
-                    again, seconds = self._judged(run, told) if told is not None else self._lost(run, future)
-                    if again:
-                        waiting.append(run)
+                    if self._is_over(run, told) if told is not None else self._is_lost(run, future):
+                        self._ended += 1
+                        self._done_work += _work(run)
                     else:
-                        pace.ended(run, seconds)
-                ended = total - len(waiting) - len(self._out)
-                self._watcher.went_on(ended, len(self._failed), self._threads, pace.left(self._threads))
+                        self._tries[run.key] = self._tries.get(run.key, 0) + 1  # a new task key: the old may linger
+                        waiting.append(run)
+                self._progress.step(SWEEP, self._done_work, self._note(total))
                 if self._stop.is_set():
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._halt()
             raise Interrupted from None
         return self._failed
+
+    def _note(self, total: int) -> str:
+        """How far the sweep is, in words."""
+        failed = f", {len(self._failed)} failed" if self._failed else ""
+        return f"{self._ended} of {total} runs{failed}, {self._threads} worker{'' if self._threads == 1 else 's'}"
 
     def _look(self) -> None:
         """How many threads there are, now and then."""
@@ -231,7 +235,7 @@ class _Driver:
         with _asking():
             threads = sum(self._client.nthreads().values())
         if not threads and (self._threads or not self._looked):
-            self._watcher.noticed("the scheduler has no workers; waiting for some")
+            self._progress.warn("the scheduler has no workers; waiting for some")
         self._threads, self._looked = threads, time.monotonic()
 
     def _submit(self, waiting: list[Run]) -> None:
@@ -242,14 +246,14 @@ class _Driver:
         runs = [waiting.pop() for _ in range(room)]
         texts, keys = [run.canonical for run in runs], [self._key(run) for run in runs]
         with _asking():
-            futures = self._client.map(carry_out, texts, key=keys, order=self._order)
+            futures = self._client.map(run_task, texts, key=keys, order=self._order)
         for future, run in zip(futures, runs, strict=True):
             self._out[future.key] = future, run
             future.add_done_callback(self._ready.put)
 
     def _key(self, run: Run) -> str:
-        tries = self._tries.get(run.hash, 0)
-        return f"largeprompt-{run.hash}-{self._place}" + (f"-{tries}" if tries else "")
+        tries = self._tries.get(run.key, 0)
+        return f"largeprompt-{run.key}-{self._place}" + (f"-{tries}" if tries else "")
 
     def _done(self) -> list[tuple[Any, Told | None]]:
         """The tasks that have ended, and what was told of them, once there are some or a moment has passed."""
@@ -263,50 +267,47 @@ class _Driver:
             told = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
         return [(future, told.get(future.key)) for future in found]
 
-    def _lost(self, run: Run, future: Any) -> tuple[bool, float]:
-        """Nothing was told of a run: whether to submit it again, and the seconds it took."""
+    def _is_lost(self, run: Run, future: Any) -> bool:
+        """Whether to give up a run whose worker has died, rather than to submit it again."""
         from distributed import KilledWorker
 
         if future.status != "error":
-            raise OSError(f"the scheduler let go of run {run.hash[:12]}; {_KEPT}")
+            raise OSError(f"the scheduler let go of run {run.key[:12]}; {_KEPT}")
         error = future.exception()
         if not isinstance(error, KilledWorker):
             raise OSError(f"a worker cannot begin a run: {type(error).__name__}: {error}")
         step = self._step(run)
-        if step > self._reached.get(run.hash, 0):  # its workers died of something else: it gets on
-            self._reached[run.hash] = step
-            return self._again(run), 0.0
+        if step > self._reached.get(run.key, 0):  # its workers died of something else: it gets on
+            self._reached[run.key] = step
+            return False
         message = f"{error.allowed_failures + 1} workers died while at it, at step {step} all of them"
         with contextlib.suppress(OSError):
             self._store.fail(run, message, "")
         self._give_up(run, message)
-        return False, 0.0
+        return True
 
-    def _judged(self, run: Run, told: Told) -> tuple[bool, float]:
-        """What became of a run: whether to submit it again, and the seconds it took."""
+    def _is_over(self, run: Run, told: Told) -> bool:
+        """Whether a run has ended, well or not, rather than to be submitted again."""
         for note in told.notes:
-            self._watcher.noticed(note)
+            self._progress.warn(note)
         # another driver had submitted it first, and was interrupted, or took its mark back with it
         if told.status == "interrupted" or (told.status == "elsewhere" and told.session != self._order.session):
-            return self._again(run), 0.0
+            return False
         if told.status == "elsewhere":
             where = f"the worker on {told.machine} does not see the store {store_at(self._order.store).location}"
             raise ValueError(f"{where}; it must be a folder that all machines share, or an address such as s3://…")
         if told.status == "failed":
             self._give_up(run, told.message)
-        return False, told.seconds
-
-    def _again(self, run: Run) -> bool:
-        self._tries[run.hash] = self._tries.get(run.hash, 0) + 1  # under a new key: the old one may linger
         return True
 
     def _give_up(self, run: Run, message: str) -> None:
         self._failed.append(Failed(run, message))
-        self._watcher.failed(run, message)
+        self._progress.start(run.name, run.steps)
+        self._progress.close(run.name, f"failed: {message}")
 
     def _step(self, run: Run) -> int:
         try:
-            checkpoint = self._store.checkpoint(run.hash)
+            checkpoint = self._store.checkpoint(run.key)
         except (OSError, ValueError):
             return 0
         return 0 if checkpoint is None else int(checkpoint.header["step"])
@@ -316,7 +317,7 @@ class _Driver:
         try:
             self._client.run(halt, self._order.session, on_error="ignore")
         except (OSError, RuntimeError, CancelledError) as error:
-            self._watcher.noticed(f"the workers could not be told to stop: {error}")
+            self._progress.warn(f"the workers could not be told to stop: {error}")
             return
         end = time.monotonic() + _HALT_SECONDS
         while self._out and time.monotonic() < end:
@@ -324,38 +325,7 @@ class _Driver:
                 self._out.pop(self._ready.get(timeout=_LOOK_SECONDS).key, None)
 
 
-class Pace:
-    """The time that is left, from the seconds of the runs of each kind that have ended: latest first."""
-
-    def __init__(self, runs: Sequence[Run]):
-        self._left = collections.Counter(map(_kind, runs))
-        self._ended = collections.Counter[_Kind]()
-        self._seconds: dict[_Kind, float] = {}
-
-    def ended(self, run: Run, seconds: float) -> None:
-        """A run has ended, after so many seconds of one thread."""
-        kind = _kind(run)
-        self._left[kind] -= 1
-        self._ended[kind] += 1
-        before = self._seconds.get(kind, seconds)
-        # the first run of a worker compiles: it is soon forgotten
-        self._seconds[kind] = before + max(1 / self._ended[kind], 0.1) * (seconds - before)
-
-    def left(self, threads: int) -> float | None:
-        """Seconds that are left; None before any run has ended, or while nobody works."""
-        if not self._seconds or not threads:
-            return None
-        a_step = sum(s / max(kind.steps, 1) for kind, s in self._seconds.items()) / len(self._seconds)
-        each = {kind: self._seconds.get(kind, a_step * kind.steps) for kind in self._left}
-        return sum(count * each[kind] for kind, count in self._left.items()) / threads
-
-
-class _Kind(NamedTuple):
-    """What the time of a run depends on most."""
-
-    steps: int
-    settings: tuple
-
-
-def _kind(run: Run) -> _Kind:
-    return _Kind(run.steps, (run.L, run.attention, run.parameters, run.heads, run.d, run.batch, run.record))
+def _work(run: Run) -> float:
+    """About how much there is to compute: a step reads the tokens of its prompts, and costs a little for each."""
+    tokens = run.L if "softmax" in run.members and math.inf > run.L else 1
+    return float(max(run.steps, 1) * run.batch * run.heads * (tokens + 10))

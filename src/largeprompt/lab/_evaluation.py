@@ -2,13 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import xarray as xr
 
+from largeprompt._progress import Progress
 from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, risk
 
 from ._checkpoint import layers_in
@@ -28,10 +28,10 @@ class Trained(NamedTuple):
     layers: dict[str, Any]
 
 
-def trained(store: AbstractStore, address: str) -> Trained:
+def trained(store: AbstractStore, key: str) -> Trained:
     """The layers of a finished run, or of the checkpoint of one that is under way; those that diverged are left out."""
-    data = store.load(address)
-    checkpoint = store.checkpoint(address) if data is None else None
+    data = store.load(key)
+    checkpoint = store.checkpoint(key) if data is None else None
     if data is not None:
         run, step = run_of(data), int(data.step[-1])
         diverged = [None if math.isnan(at) else int(at) for at in data.diverged.values]
@@ -39,10 +39,10 @@ def trained(store: AbstractStore, address: str) -> Trained:
         run, step = run_from_text(checkpoint.header["run"]), int(checkpoint.header["step"])
         diverged = checkpoint.header["diverged"]
     else:
-        raise ValueError(f"run {address[:12]} has neither a result nor a checkpoint in {store.location}; train it")
+        raise ValueError(f"run {key[:12]} has neither a result nor a checkpoint in {store.location}; train it")
     good = [member for member, at in zip(run.members, diverged, strict=True) if at is None]
     if not good:
-        raise ValueError(f"run {address[:12]} diverged at step {diverged[0]}; no layer came out of it")
+        raise ValueError(f"run {key[:12]} diverged at step {diverged[0]}; no layer came out of it")
     if checkpoint is not None:
         layers = dict(zip(run.members, layers_in(checkpoint, run.layers()), strict=True))
     else:
@@ -58,7 +58,7 @@ def risks_by_length(
     noise: float | None = None,
     query_sigma: Any = None,
     rtol: float = 1e-3,
-    done: Callable[[str], None] = lambda what: None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """The risk of trained layers at other lengths, beside the optimum of each length and the Bayes risk.
 
@@ -77,13 +77,14 @@ def risks_by_length(
             raise ValueError(f"L is {length}; the risk of several heads is sampled, up to L = {_TOKENS // 2} or at inf")
     of_member = {"softmax": optimal_softmax, "linear": optimal_linear}
     risks, errors, optima, best = [], [], [], []
-    for length in lengths:
-        found = [_risk(layer, task, length, rtol) for layer in of.layers.values()]
-        risks.append([float(one.value) for one in found])
-        errors.append([float(one.stderr) for one in found])
-        optima.append([float(of_member[member](task, length).risk.value) for member in of.layers])
-        best.append(float(bayes_risk(task, length).value))
-        done(f"L = {length}")
+    with (progress or Progress()).task("risks", len(lengths)) as advance:
+        for length in lengths:
+            found = [_risk(layer, task, length, rtol) for layer in of.layers.values()]
+            risks.append([float(one.value) for one in found])
+            errors.append([float(one.stderr) for one in found])
+            optima.append([float(of_member[member](task, length).risk.value) for member in of.layers])
+            best.append(float(bayes_risk(task, length).value))
+            advance(1, f"L = {length}")
     dims = ("L", "member")
     return xr.Dataset(
         {
@@ -94,7 +95,7 @@ def risks_by_length(
             "trained": ("L", [length == run.L for length in lengths]),
         },
         coords={"L": np.asarray(lengths, float), "member": list(of.layers)},
-        attrs={"hash": run.hash, "run": run.title, "step": of.step, "steps": run.steps, "heads": run.heads},
+        attrs={"hash": run.key, "run": run.title, "step": of.step, "steps": run.steps, "heads": run.heads},
     )
 
 

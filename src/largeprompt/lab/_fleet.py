@@ -15,14 +15,15 @@ import numpy as np
 import xarray as xr
 
 from largeprompt._device import jax_gpu
+from largeprompt._progress import Progress
 from largeprompt.dynamics import State
 from largeprompt.engine import Fleet, Leg, Voyage
 
 from ._course import Stretch, alone, risks, risks_of, warm_up
 from ._engines import with_engines
-from ._execution import claimed_unless_found
+from ._execution import claimed_unless_found, note, reported
 from ._run import Run
-from ._sitting import Interrupted, Sitting, Watcher
+from ._sitting import Interrupted, Sitting
 from ._store import AbstractStore
 from ._yardstick import bayes, yardstick
 
@@ -32,21 +33,23 @@ PATIENCE = 10.0  # seconds that an interrupt waits for what is needed to record 
 
 
 def carried_out_together(
-    runs: Sequence[Run], store: AbstractStore, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float
+    runs: Sequence[Run], store: AbstractStore, progress: Progress, stop: threading.Event, checkpoint_seconds: float
 ) -> list[xr.Dataset | None]:
     """The results of runs that the compiled loops apply to; None for those that another process is at."""
     results: list[xr.Dataset | None] = [None] * len(runs)
     # many small operations: the processor is faster at them than a GPU at being asked for them
     with jax.default_device(jax.devices("cpu")[0]), contextlib.ExitStack() as all_claims:
-        work = _Work(watcher, stop, checkpoint_seconds)
+        work = _Work(progress, stop, checkpoint_seconds)
         for i, run in enumerate(with_engines(runs)):
             if stop.is_set():
                 raise Interrupted
             claim = all_claims.enter_context(contextlib.ExitStack())
-            found, alone = claim.enter_context(claimed_unless_found(run, store, watcher))
+            found, alone = claim.enter_context(claimed_unless_found(run, store, progress))
             results[i] = found
             if alone:
-                work.take(i, Sitting(run, store, watcher, "gpu"), claim)
+                sitting = Sitting(run, store, progress, "gpu")
+                claim.enter_context(reported(run, progress))
+                work.take(i, sitting, claim)
         try:
             work.carry_out()
         except BaseException:  # an interrupt, or the failure of one: the others keep what they have
@@ -61,8 +64,8 @@ def carried_out_together(
 class _Work:
     """The runs that are this process's to carry out, by their number."""
 
-    def __init__(self, watcher: Watcher, stop: threading.Event, checkpoint_seconds: float):
-        self._watcher, self._stop, self._every = watcher, stop, checkpoint_seconds
+    def __init__(self, progress: Progress, stop: threading.Event, checkpoint_seconds: float):
+        self._progress, self._stop, self._every = progress, stop, checkpoint_seconds
         self._gpu, self._preparing, self._prepared = jax_gpu(), False, threading.Event()
         self._sittings: dict[int, Sitting] = {}
         self._claims: dict[int, contextlib.ExitStack] = {}
@@ -109,7 +112,8 @@ class _Work:
                 self._record(chosen, values)
                 recorded = landed if whole and chosen else recorded
                 for i, step in told.items():
-                    self._watcher.moved(self._sittings[i].run, step, speeds.get(i, 0.0), self._sittings[i].course.risk)
+                    sitting = self._sittings[i]
+                    self._progress.step(sitting.run.name, step, note(speeds.get(i, 0.0), sitting.course.risk))
                 for i in [i for i in list(self._sittings) if self._is_to_be_written(i)]:
                     ending.append(writers.submit(self._finish, i, self._sittings.pop(i)))
                 for end in [end for end in ending if end.done()]:
@@ -123,7 +127,7 @@ class _Work:
     def record(self) -> None:
         """Take down where all runs are, as far as that can be done and does not take long."""
         if self._preparing and not self._prepared.wait(PATIENCE):
-            self._watcher.noticed("stopped before risks could be evaluated: runs go on from their last checkpoint")
+            self._progress.warn("stopped before risks could be evaluated: runs go on from their last checkpoint")
         elif self._preparing:
             for setting in {self._sittings[i].course.setting for i in self._ahead}:
                 chosen = [i for i in self._ahead if self._sittings[i].course.setting == setting]
@@ -167,7 +171,6 @@ class _Work:
             self._sittings[i] = sitting  # its checkpoint is kept with the others'
             raise
         self._claims.pop(i).close()
-        self._watcher.ended(sitting.run, found=False)
 
     def _prepare(self) -> None:
         """Risks as functions, and what results are held against: sought by the processor while the GPU trains."""

@@ -2,17 +2,18 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 
-from largeprompt._device import Device
+from largeprompt._device import Device, resolve_device
+from largeprompt._progress import Progress
 
 from ._engines import with_engines
 from ._run import Run
 from ._store import AbstractStore
-from ._sweep import MOST_ON_GPU, place_for
+from ._sweep import MOST_ON_GPU
 from ._weights import matrices
 
 _MEASURE_SECONDS = 0.1
@@ -35,28 +36,29 @@ def forecast(
     runs: Sequence[Run],
     store: AbstractStore,
     jobs: int,
-    measured: Callable[[Run, float], None] = lambda run, speed: None,
+    progress: Progress | None = None,
     device: Device = "cpu",
 ) -> Forecast:
-    """Time a few steps of each kind of run that is not in the store yet; `measured` is told the steps a second."""
+    """Time a few steps of each kind of run that is not in the store yet; the progress notes their steps per second."""
     named = dict(zip(runs, with_engines(runs), strict=True))
     finished, begun = _there(named.values(), store)
-    to_do = [run for run in runs if not finished or named[run].hash not in finished]
-    on_gpu = place_for(device).device == "gpu"
+    to_do = [run for run in runs if not finished or named[run].key not in finished]
+    on_gpu = resolve_device(device, "cuda") == "gpu"
     together = [run for run in to_do if on_gpu and named[run].engine == "fused"]
-    speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)})
-    for kind, speed in speeds.items():
-        measured(next(run for run in together if _kind(named[run]) == kind), speed)
+    kinds = {_kind(named[run]): run for run in reversed(to_do)}
+    with (progress or Progress()).task("timing a few steps (the first time, compiling them)", len(kinds)) as advance:
+        speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)})
+        for kind, run in kinds.items():
+            if kind not in speeds:
+                speeds[kind] = _speed(run)
+            advance(1, f"{run.title}: {speeds[kind]:.0f} steps/s")
     each, sizes = {}, []
     size_of: dict[tuple, int] = {}
     for run in to_do:
         kind = _kind(named[run])
-        if kind not in speeds:
-            speeds[kind] = _speed(run)
-            measured(run, speeds[kind])
         if (kind, run.steps, run.record) not in size_of:
             size_of[kind, run.steps, run.record] = recorded_bytes(run)
-        done = _done(named[run], store) if begun and named[run].hash in begun else 0
+        done = _done(named[run], store) if begun and named[run].key in begun else 0
         each[run] = (run.steps - done) / speeds[kind]
         sizes.append(size_of[kind, run.steps, run.record])
     # rows as they come, once more as one array, once more as the file's bytes
@@ -70,11 +72,11 @@ def forecast(
 
 
 def _there(runs: Collection[Run], store: AbstractStore) -> tuple[set[str], set[str]]:
-    """The hashes of the runs that are finished, and of those that have a checkpoint."""
-    if len(runs) > _MANY and not store.kinds():  # then their hashes, which take longest, are not needed
+    """The keys of the runs that are finished, and of those that have a checkpoint."""
+    if len(runs) > _MANY and not store.kinds():  # then their keys, which take longest, are not needed
         return set(), set()
-    hashes = [run.hash for run in runs]
-    return store.finished_of(hashes), store.begun_of(hashes)
+    keys = [run.key for run in runs]
+    return store.finished_of(keys), store.begun_of(keys)
 
 
 def _shorter(run: Run) -> tuple[Run, float]:
@@ -144,7 +146,7 @@ def _speed(run: Run) -> float:
 
 def _done(run: Run, store: AbstractStore) -> int:
     try:
-        checkpoint = store.checkpoint(run.hash)
+        checkpoint = store.checkpoint(run.key)
     except ValueError:  # damaged: named once the run begins
         checkpoint = None
     return 0 if checkpoint is None else int(checkpoint.header["step"])

@@ -59,7 +59,7 @@ class RemoteStore(AbstractStore):
         return RemoteStore, (self.url,)
 
     @contextlib.contextmanager
-    def claim(self, address: str) -> Iterator[bool]:
+    def claim(self, key: str) -> Iterator[bool]:
         yield True
 
     def _read(self, name: str) -> bytes | None:
@@ -105,7 +105,7 @@ class RemoteStore(AbstractStore):
         with self._plainly():
             self._files.mv(self._path(name), self._path(to))
 
-    def _working(self, address: str) -> None:
+    def _working(self, key: str) -> None:
         return None
 
     def _path(self, name: str) -> Any:

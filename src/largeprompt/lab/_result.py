@@ -50,7 +50,7 @@ def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dat
     if "norms" in variables:
         coordinates["matrix"] = list(matrices(run.layers()[0]))
     attributes = {
-        "hash": run.hash,
+        "hash": run.key,
         "run": run.canonical,
         "toml": as_toml(run),
         "version": __version__,

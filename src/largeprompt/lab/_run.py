@@ -21,7 +21,7 @@ from ._record import Record
 from ._validity import ATTENTIONS, validated
 from ._weights import given_layer, of_kind
 
-# Of the content hash: raised when the same settings come to mean another run, or an engine to draw other numbers.
+# Part of every key: raised when the same settings come to mean another run, or an engine to draw other numbers.
 FORMAT = 2
 
 
@@ -157,14 +157,19 @@ class Run:
 
     @functools.cached_property
     def canonical(self) -> str:
-        """The settings with the engine named, as JSON in one fixed spelling: what the content hash is of."""
+        """The settings with the engine named, as JSON in one fixed spelling: the key is a hash of this text."""
         settings = {"format": FORMAT, **self.resolved.as_dict()}
         return json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @functools.cached_property
-    def hash(self) -> str:
-        """The address of the run: equal settings have equal hashes, on every machine."""
+    def key(self) -> str:
+        """The SHA-256 of the canonical settings: equal settings have equal keys, on every machine."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """The title with the first letters of the key, which no other run of a sweep shares."""
+        return f"{self.key[:8]} {self.title}"
 
     @property
     def title(self) -> str:

@@ -1,6 +1,5 @@
 import contextlib
 import platform
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import __version__
+from largeprompt._progress import Progress
 from largeprompt.dynamics import State
 
 from ._checkpoint import Checkpoint, Damaged, layers_in
@@ -23,34 +23,20 @@ class Interrupted(Exception):
     """Work stopped on request; what was done is kept."""
 
 
-class Watcher:
-    """Is told how runs go on; this one keeps still, except about damage."""
-
-    def moved(self, run: Run, step: int, speed: float, risk: tuple[float, ...]) -> None:
-        """A run has come to `step`, at `speed` steps a second; `risk` is the latest recorded of each member."""
-
-    def ended(self, run: Run, found: bool) -> None:
-        """A run is finished, or was `found` finished."""
-
-    def noticed(self, message: str) -> None:
-        """Something a user should know of."""
-        warnings.warn(message, stacklevel=2)
-
-
 class Sitting:
     """One process at work on one run, from its last checkpoint to its end or to an interrupt: what it has and keeps."""
 
-    def __init__(self, run: Run, store: AbstractStore, watcher: Watcher, device: str):
+    def __init__(self, run: Run, store: AbstractStore, progress: Progress, device: str):
         self.run, self._store, self._device = run, store, device
         self.trainer = run.trainer()
         self.state = self.trainer.start()
         self.course = Course(run, self.state)
         self.seconds, self._sittings, self._saved_step = 0.0, 1, 0
         self._earlier: dict[str, float] = {"seconds": 0.0, "gpu_seconds": 0.0}  # by other sittings
-        self._resume(watcher)
+        self._resume(progress)
 
-    def _resume(self, watcher: Watcher) -> None:
-        found: Checkpoint | None = unless_damaged(self._store, self.run, "checkpoint", watcher)
+    def _resume(self, progress: Progress) -> None:
+        found: Checkpoint | None = unless_damaged(self._store, self.run, "checkpoint", progress)
         if found is None:
             return
         header = found.header
@@ -64,7 +50,7 @@ class Sitting:
     def save(self) -> None:
         """Keep a checkpoint."""
         header = {
-            "hash": self.run.hash,
+            "hash": self.run.key,
             "run": self.run.canonical,
             "step": self.state.step,
             "diverged": self.state.diverged,
@@ -77,7 +63,7 @@ class Sitting:
             for name, matrix in matrices(layer).items()
         }
         with self._explaining_a_full_disk():
-            self._store.keep(self.run.hash, Checkpoint(header, arrays | self.course.arrays()))
+            self._store.keep(self.run.key, Checkpoint(header, arrays | self.course.arrays()))
         self._saved_step = self.state.step
 
     def finish(self) -> xr.Dataset:
@@ -87,8 +73,7 @@ class Sitting:
         where = {"machine": platform.node(), "device": self._device}
         log = {**self._spent(), "sittings": self._sittings, **where, "versions": versions}
         with self._explaining_a_full_disk():
-            self._store.save(self.run.hash, data, log)
-        return data
+            return self._store.save(self.run, data, log)
 
     def _spent(self) -> dict[str, float]:
         """Seconds of all sittings at this run, and how many of them were a GPU's."""
@@ -100,16 +85,16 @@ class Sitting:
         try:
             yield
         except OSError as error:
-            what = f"run {self.run.hash[:12]} is kept up to step {self._saved_step} in {self._store.location}"
+            what = f"run {self.run.key[:12]} is kept up to step {self._saved_step} in {self._store.location}"
             why = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None)
             raise OSError(f"{why}: {what}, and goes on from there once it can be written") from error
 
 
-def unless_damaged(store: AbstractStore, run: Run, suffix: str, watcher: Watcher) -> Any:
+def unless_damaged(store: AbstractStore, run: Run, suffix: str, progress: Progress) -> Any:
     """What the store has of a run; a file that cannot be used is named and set aside."""
     try:
-        return store.load(run.hash) if suffix == "nc" else store.checkpoint(run.hash)
+        return store.load(run.key) if suffix == "nc" else store.checkpoint(run.key)
     except Damaged as error:
-        kept = store.set_aside(run.hash, suffix)
-        watcher.noticed(f"{error}; kept as {kept}, and the run begins again")
+        kept = store.set_aside(run.key, suffix)
+        progress.warn(f"{error}; kept as {kept}, and the run begins again")
         return None

@@ -16,7 +16,7 @@ class Standing(NamedTuple):
     the title is not read.
     """
 
-    address: str
+    key: str
     stage: str
     title: str = ""
     step: int = 0
@@ -33,8 +33,8 @@ def standings(
     """
     kinds = store.kinds()
     if runs is None:
-        return [_standing(store, address, None, found, at_work) for address, found in sorted(kinds.items())]
-    return [_standing(store, run.hash, run, kinds.get(run.hash, frozenset()), at_work) for run in runs]
+        return [_standing(store, key, None, found, at_work) for key, found in sorted(kinds.items())]
+    return [_standing(store, run.key, run, kinds.get(run.key, frozenset()), at_work) for run in runs]
 
 
 def counted(found: Sequence[Standing]) -> dict[str, int]:
@@ -44,26 +44,26 @@ def counted(found: Sequence[Standing]) -> dict[str, int]:
 
 
 def _standing(
-    store: AbstractStore, address: str, run: Run | None, kinds: frozenset[str], at_work: set[str] | None
+    store: AbstractStore, key: str, run: Run | None, kinds: frozenset[str], at_work: set[str] | None
 ) -> Standing:
     title, steps = (run.title, run.steps) if run is not None else ("", 0)
     if "nc" in kinds:
-        return Standing(address, "finished", title, steps, steps)
-    working = at_work is not None and address in at_work
+        return Standing(key, "finished", title, steps, steps)
+    working = at_work is not None and key in at_work
     if not kinds:
-        return Standing(address, "running" if working else "not begun", title, 0, steps)
-    message, step = str(store.failure(address).get("error", "")), 0
+        return Standing(key, "running" if working else "not begun", title, 0, steps)
+    message, step = str(store.failure(key).get("error", "")), 0
     if kinds & {"checkpoint", "failed"}:
         try:
-            entry = store.entry(address)
+            entry = store.entry(key)
             title, step, steps = entry.run.title, entry.step, entry.run.steps
         except FileNotFoundError:  # it has ended meanwhile
-            return Standing(address, "finished" if store.finished(address) else "not begun", title, 0, steps)
+            return Standing(key, "finished" if store.finished(key) else "not begun", title, 0, steps)
         except Damaged as error:
             message = str(error)
-    stage = "running" if working else store.stage(address, "failed" in kinds)
+    stage = "running" if working else store.stage(key, "failed" in kinds)
     if at_work is not None and stage == "begun":
         stage = "interrupted"
     if stage == "interrupted" and kinds == {"lock"}:  # of a process that was killed before its first checkpoint
         stage = "not begun"
-    return Standing(address, stage, title, step, steps, message if stage != "running" else "")
+    return Standing(key, stage, title, step, steps, message if stage != "running" else "")

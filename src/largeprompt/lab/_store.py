@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xarray as xr
@@ -18,9 +18,17 @@ from ._files import about, claimed, is_claimed, leftovers, reason, replacing, se
 from ._run import Run
 from ._settings import runs_from
 
-_HASH = 64  # letters
-_KINDS = ("nc", "checkpoint", "json", "failed")
+_KEY = 64  # letters
+_LOGS = {"run": "json", "experiment": "experiment.json"}  # by the attribute of a dataset that holds its settings
+_KINDS = ("nc", "checkpoint", "failed", *_LOGS.values())
 _FEW = 1000  # so many runs are asked for one by one, more of them in one listing
+
+
+class Kept(Protocol):
+    """What a store keeps results of, such as a `Run`: its settings as one JSON text, and the SHA-256 of that text."""
+
+    canonical: Any  # of type str: a class may compute it as a cached property
+    key: Any
 
 
 class Entry(NamedTuple):
@@ -29,18 +37,19 @@ class Entry(NamedTuple):
     `begun` is one of which the store cannot tell whether someone works on it.
     """
 
-    address: str
+    key: str
     status: str
     run: Run
     step: int
 
 
 class AbstractStore(abc.ABC):
-    """Results of runs, each under the content hash of its settings.
+    """Results of runs and of other experiments, each under its key, the hash of its settings.
 
-    `HASH.nc` is a finished run and never changes; `HASH.checkpoint` an unfinished one; `HASH.json` how the work went;
-    `HASH.failed` why a sweep gave it up. A kind of store says how such objects are read, and how they are written so
-    that no reader ever sees a part of one. It can be pickled and then means the same place in another process.
+    `KEY.nc` is a result and never changes; `KEY.checkpoint` an unfinished run; `KEY.json` how the work on a run went,
+    `KEY.experiment.json` that on an experiment; `KEY.failed` why a sweep gave a run up. A kind of store says how such
+    objects are read, and how they are written so that no reader ever sees a part of one. It can be pickled and then
+    means the same place in another process.
     """
 
     location: str
@@ -75,32 +84,32 @@ class AbstractStore(abc.ABC):
     def _rename(self, name: str, to: str) -> None: ...
 
     @abc.abstractmethod
-    def _working(self, address: str) -> bool | None:
+    def _working(self, key: str) -> bool | None:
         """Whether someone works on a run; None if that cannot be told."""
 
     @abc.abstractmethod
-    def claim(self, address: str) -> contextlib.AbstractContextManager[bool]:
+    def claim(self, key: str) -> contextlib.AbstractContextManager[bool]:
         """Whether the run is this block's alone to work on."""
 
     def _place(self, name: str) -> str:
         return f"{self.location}/{name}"
 
-    def finished(self, address: str) -> bool:
+    def finished(self, key: str) -> bool:
         """Whether the result of a run is there."""
-        return self._exists(f"{address}.nc")
+        return self._exists(f"{key}.nc")
 
-    def finished_of(self, addresses: Collection[str]) -> set[str]:
+    def finished_of(self, keys: Collection[str]) -> set[str]:
         """Which of these runs are finished; for many, by one listing."""
-        return self._which("nc", addresses)
+        return self._which("nc", keys)
 
-    def begun_of(self, addresses: Collection[str]) -> set[str]:
+    def begun_of(self, keys: Collection[str]) -> set[str]:
         """Which of these runs have a checkpoint, good or not; for many, by one listing."""
-        return self._which("checkpoint", addresses)
+        return self._which("checkpoint", keys)
 
-    def _which(self, kind: str, addresses: Collection[str]) -> set[str]:
-        if len(addresses) <= _FEW:
-            return {address for address in addresses if self._exists(f"{address}.{kind}")}
-        return {name.removesuffix(f".{kind}") for name in self._names() if name.endswith(f".{kind}")} & set(addresses)
+    def _which(self, kind: str, keys: Collection[str]) -> set[str]:
+        if len(keys) <= _FEW:
+            return {key for key in keys if self._exists(f"{key}.{kind}")}
+        return {name.removesuffix(f".{kind}") for name in self._names() if name.endswith(f".{kind}")} & set(keys)
 
     def check_readable(self) -> None:
         """A store that is not there is an error, before it passes for one without runs."""
@@ -117,68 +126,78 @@ class AbstractStore(abc.ABC):
         except OSError as error:
             raise ValueError(f"the store is {self.location!r}; no file can be written there: {reason(error)}") from None
 
-    def load(self, address: str) -> xr.Dataset | None:
-        """A finished run, once every number of it is as it was written; None if there is none."""
-        place, content = self._place(f"{address}.nc"), self._read(f"{address}.nc")
+    def load(self, key: str) -> xr.Dataset | None:
+        """A result, once every number of it is as it was written; None if there is none, `Damaged` if it is not."""
+        place, content = self._place(f"{key}.nc"), self._read(f"{key}.nc")
         if content is None:
             return None
         try:
-            data = xr.load_dataset(io.BytesIO(content), engine="scipy", decode_times=False)
+            data = _read_back(content)
         except Exception:  # of many kinds, none of which says more
             raise Damaged(f"{place} is damaged: it is cut short, or no NetCDF file") from None
-        kept, text = data.attrs.pop("digest", None), data.attrs.get("run")
-        if not isinstance(kept, str) or not isinstance(text, str):
+        kept, sort = data.attrs.pop("digest", None), _sort(data)
+        if not isinstance(kept, str) or sort is None:
             raise Damaged(f"{place} is damaged, or no result of a run: what it holds does not say which run it is")
-        held = hashlib.sha256(text.encode()).hexdigest()
-        if held != address:
-            raise Damaged(f"{place} holds the run {held[:12]}, not {address[:12]}")
+        held = hashlib.sha256(data.attrs[sort].encode()).hexdigest()
+        if held != key:
+            raise Damaged(f"{place} holds the {sort} {held[:12]}, not {key[:12]}")
         if kept != digest(data):
             raise Damaged(f"{place} is damaged: its contents are not those that were written")
+        if sort != "run":
+            return data
         from ._result import judged  # which reads settings by this module
 
         return judged(data)
 
-    def save(self, address: str, data: xr.Dataset, log: dict[str, Any]) -> None:
-        """Keep a finished run, and apart from it how the work went; its checkpoint goes."""
-        self._write(f"{address}.json", _as_json({**log, "finished": _now()}))
-        self._write(f"{address}.nc", data.assign_attrs(digest=digest(data)).to_netcdf(engine="scipy"))
-        self.drop_checkpoint(address)
-        self._delete(f"{address}.failed")
+    def save(self, item: Kept, data: xr.Dataset, log: dict[str, Any]) -> xr.Dataset:
+        """Keep a result, and apart from it how the work went; its checkpoint goes. Returned is what will be read.
 
-    def checkpoint(self, address: str) -> Checkpoint | None:
+        The dataset holds the canonical settings as its attribute `run`, or `experiment`.
+        """
+        sort = _sort(data)
+        if sort is None or data.attrs[sort] != item.canonical:
+            raise ValueError(f"the dataset of {item.key[:12]} must hold its canonical settings as run or experiment")
+        as_read = _read_back(data.to_netcdf(engine="scipy"))
+        self._write(f"{item.key}.{_LOGS[sort]}", _as_json({**log, "finished": _now()}))
+        self._write(f"{item.key}.nc", as_read.assign_attrs(digest=digest(as_read)).to_netcdf(engine="scipy"))
+        self.drop_checkpoint(item.key)
+        self._delete(f"{item.key}.failed")
+        return as_read
+
+    def checkpoint(self, key: str) -> Checkpoint | None:
         """How far a run had come; None if it has none."""
-        name = f"{address}.checkpoint"
+        name = f"{key}.checkpoint"
         content = self._read(name)
-        return None if content is None else checkpoint_from(content, self._place(name), address)
+        return None if content is None else checkpoint_from(content, self._place(name), key)
 
-    def has_checkpoint(self, address: str) -> bool:
+    def has_checkpoint(self, key: str) -> bool:
         """Whether a run has a checkpoint, good or not."""
-        return self._exists(f"{address}.checkpoint")
+        return self._exists(f"{key}.checkpoint")
 
-    def keep(self, address: str, checkpoint: Checkpoint) -> None:
+    def keep(self, key: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of a run."""
-        self._write(f"{address}.checkpoint", checkpoint_bytes(checkpoint))
+        self._write(f"{key}.checkpoint", checkpoint_bytes(checkpoint))
 
-    def drop_checkpoint(self, address: str) -> None:
+    def drop_checkpoint(self, key: str) -> None:
         """Delete the checkpoint of a run, if it has one."""
-        self._delete(f"{address}.checkpoint")
+        self._delete(f"{key}.checkpoint")
 
-    def log(self, address: str) -> dict[str, Any]:
-        """How the work on a finished run went: seconds, sittings, versions."""
-        return self._json(f"{address}.json")
+    def log(self, key: str) -> dict[str, Any]:
+        """How the work on a result went: seconds, versions and the like."""
+        return self._json(f"{key}.json") or self._json(f"{key}.experiment.json")
 
     def fail(self, run: Run, error: str, machine: str) -> None:
         """Keep why a run was given up; its result, once there is one, takes this away."""
         told = {"run": run.canonical, "error": error, "machine": machine, "failed": _now()}
-        self._write(f"{run.hash}.failed", _as_json(told))
+        self._write(f"{run.key}.failed", _as_json(told))
 
-    def failure(self, address: str) -> dict[str, Any]:
+    def failure(self, key: str) -> dict[str, Any]:
         """Why a run was given up: error, machine, time; empty if it was not."""
-        return self._json(f"{address}.failed")
+        return self._json(f"{key}.failed")
 
-    def set_aside(self, address: str, kind: str) -> str:
+    def set_aside(self, key: str, kind: str) -> str:
         """Rename a damaged object to `NAME.damaged-N`, so that nothing is lost and its place is free."""
-        name, n = f"{address}.{kind}", 1
+        name, n = f"{key}.{kind}", 1
         while self._exists(kept := f"{name}.damaged-{n}"):
             n += 1
         self._rename(name, kept)
@@ -196,47 +215,47 @@ class AbstractStore(abc.ABC):
         """Take that sign away."""
         self._delete(name)
 
-    def addresses(self) -> list[str]:
-        """The hashes of all runs, finished or not."""
-        return sorted(address for address, kinds in self.kinds().items() if kinds & {"nc", "checkpoint", "failed"})
+    def run_keys(self) -> list[str]:
+        """The keys of all runs, finished or not."""
+        return sorted(key for key, kinds in self.kinds().items() if kinds & {"nc", "checkpoint", "failed"})
 
     def kinds(self) -> dict[str, frozenset[str]]:
-        """Of each run, the kinds of objects that are there, by one listing."""
+        """The kinds of objects that are there of each run, by one listing; experiments are left out."""
         found: dict[str, set[str]] = {}
         for name in self._names():
             stem, _, kind = name.partition(".")
-            if len(stem) == _HASH and kind in (*_KINDS, "lock"):
+            if len(stem) == _KEY and kind in (*_KINDS, "lock"):
                 found.setdefault(stem, set()).add(kind)
-        return {address: frozenset(kinds) for address, kinds in found.items()}
+        return {key: frozenset(kinds) for key, kinds in found.items() if _LOGS["experiment"] not in kinds}
 
     def find(self, prefix: str) -> str:
-        """The one run whose hash begins so."""
-        matches = [address for address in self.addresses() if prefix and address.startswith(prefix.lower())]
+        """The key of the one run that begins so."""
+        matches = [key for key in self.run_keys() if prefix and key.startswith(prefix.lower())]
         if not matches:
             raise ValueError(
                 f"no run in {self.location} has a hash that begins with {prefix!r}; see largeprompt runs list"
             )
         if len(matches) > 1:
-            shown = ", ".join(address[:12] for address in matches[:4]) + (", …" if len(matches) > 4 else "")
+            shown = ", ".join(key[:12] for key in matches[:4]) + (", …" if len(matches) > 4 else "")
             raise ValueError(f"{len(matches)} runs in {self.location} have a hash that begins with {prefix!r}: {shown}")
         return matches[0]
 
-    def entry(self, address: str) -> Entry:
+    def entry(self, key: str) -> Entry:
         """What is known of a run, once every number of it is as it was written."""
-        name = f"{address}.nc"
-        data = self.load(address)
+        name = f"{key}.nc"
+        data = self.load(key)
         if data is not None:
             run = self._run(name, data.attrs["run"])
-            return Entry(address, "finished", run, run.steps)
-        checkpoint, failure = self.checkpoint(address), self.failure(address)
+            return Entry(key, "finished", run, run.steps)
+        checkpoint, failure = self.checkpoint(key), self.failure(key)
         if checkpoint is not None:
-            name, step = f"{address}.checkpoint", int(checkpoint.header["step"])
+            name, step = f"{key}.checkpoint", int(checkpoint.header["step"])
             run = self._run(name, checkpoint.header["run"])
-        elif self._exists(f"{address}.failed"):
-            run, step = self._run(f"{address}.failed", failure.get("run")), 0
+        elif self._exists(f"{key}.failed"):
+            run, step = self._run(f"{key}.failed", failure.get("run")), 0
         else:
             raise FileNotFoundError(f"{self._place(name)} is gone")
-        return Entry(address, self.stage(address, bool(failure)), run, step)
+        return Entry(key, self.stage(key, bool(failure)), run, step)
 
     def _run(self, name: str, text: Any) -> Run:
         try:
@@ -244,18 +263,18 @@ class AbstractStore(abc.ABC):
         except Exception:  # of many kinds, none of which says more
             raise Damaged(f"{self._place(name)} cannot be read: damaged, or another version's") from None
 
-    def stage(self, address: str, failed: bool) -> str:
+    def stage(self, key: str, failed: bool) -> str:
         """What an unfinished run that was begun is now."""
-        working = self._working(address)
+        working = self._working(key)
         return "running" if working else "failed" if failed else "begun" if working is None else "interrupted"
 
-    def remove(self, address: str) -> None:
+    def remove(self, key: str) -> None:
         """Delete a run, unless a process works on it."""
-        with self.claim(address) as alone:
+        with self.claim(key) as alone:
             if not alone:
-                raise ValueError(f"run {address[:12]} is being worked on; stop that process first")
+                raise ValueError(f"run {key[:12]} is being worked on; stop that process first")
             for kind in _KINDS:
-                self._delete(f"{address}.{kind}")
+                self._delete(f"{key}.{kind}")
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -268,7 +287,7 @@ class AbstractStore(abc.ABC):
 class Store(AbstractStore):
     """A folder of results; without one, the folder that LARGEPROMPT_STORE names, or `runs`.
 
-    Several processes may share it, on one machine or on several: `HASH.lock` is there while a process works on a run,
+    Several processes may share it, on one machine or on several: `KEY.lock` is there while a process works on a run,
     and the system lets go of the lock of one that was killed.
     """
 
@@ -290,22 +309,22 @@ class Store(AbstractStore):
     def __reduce__(self):
         return Store, (self.folder.absolute(),)  # whatever folder the other process is in
 
-    def path(self, address: str, kind: str = "nc") -> Path:
+    def path(self, key: str, kind: str = "nc") -> Path:
         """The file of a run."""
-        return self.folder / f"{address}.{kind}"
+        return self.folder / f"{key}.{kind}"
 
     @contextlib.contextmanager
-    def claim(self, address: str) -> Iterator[bool]:
+    def claim(self, key: str) -> Iterator[bool]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with claimed(self.path(address, "lock")) as alone:
+        with claimed(self.path(key, "lock")) as alone:
             if alone:
                 for kind in _KINDS:  # what a killed writer left half done
-                    for path in leftovers(self.path(address, kind)):
+                    for path in leftovers(self.path(key, kind)):
                         path.unlink(missing_ok=True)
             yield alone
 
-    def set_aside(self, address: str, kind: str) -> str:
-        return set_aside(self.path(address, kind)).name
+    def set_aside(self, key: str, kind: str) -> str:
+        return set_aside(self.path(key, kind)).name
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -337,8 +356,17 @@ class Store(AbstractStore):
     def _rename(self, name: str, to: str) -> None:
         (self.folder / name).rename(self.folder / to)
 
-    def _working(self, address: str) -> bool:
-        return is_claimed(self.path(address, "lock"))
+    def _working(self, key: str) -> bool:
+        return is_claimed(self.path(key, "lock"))
+
+
+def _read_back(content: bytes | memoryview) -> xr.Dataset:
+    return xr.load_dataset(io.BytesIO(content), engine="scipy", decode_times=False)
+
+
+def _sort(data: xr.Dataset) -> str | None:
+    """Whether a dataset is the result of a run or of another experiment: the attribute that holds its settings."""
+    return next((sort for sort in _LOGS if isinstance(data.attrs.get(sort), str)), None)
 
 
 def run_of(data: xr.Dataset) -> Run:

@@ -16,6 +16,7 @@ import xarray as xr
 from largeprompt import __version__, concentration
 from largeprompt import _checks as checks
 from largeprompt._device import Device
+from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
@@ -94,7 +95,7 @@ class Study:
 
     @property
     def work(self) -> dict[int | str, int]:
-        """What `carry_out` tells of, each with its share of the work.
+        """The parts of `run`, each with its share of the work.
 
         A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take, and
         for the limit at each query, which reads all tokens of a law that is given by its tokens.
@@ -102,13 +103,18 @@ class Study:
         atoms = self.tokens.size if isinstance(self.tokens, Empirical) else 0
         return {L: 1000 + L + atoms for L in self.lengths} | dict.fromkeys(self.quantities, 3000 + atoms)
 
-    def carry_out(self, done: Callable[[Any], None] = lambda part: None, *, device: Device = "auto") -> xr.Dataset:
-        """Measure, predict and bound; `done` hears of each length measured, then of each quantity predicted.
+    def run(self, progress: Progress | None = None, *, device: Device = "auto") -> xr.Dataset:
+        """Measure, predict and bound.
 
         `device` is where the measuring is done, and no part of the study: the numbers are the same to rounding.
         """
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
-            raise ValueError("studies are carried out in float64; call largeprompt.use_float64() first")
+            raise ValueError("studies run in float64; call largeprompt.use_float64() first")
+        work = self.work
+        with (progress or Progress()).task("measuring", sum(work.values())) as advance:
+            return self._run(lambda part: advance(work[part], _part_done(part)), device)
+
+    def _run(self, done: Callable[[int | str], None], device: Device) -> xr.Dataset:
         began = time.perf_counter()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
@@ -177,6 +183,10 @@ class Study:
             except ValueError as error:
                 refusal = refusal or str(error)
         return found, name, refusal if self.bounds else "not asked for"
+
+
+def _part_done(part: int | str) -> str:
+    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
 
 
 def _measured(found: Any) -> dict[str, np.ndarray]:

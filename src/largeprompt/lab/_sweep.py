@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import xarray as xr
 
-from largeprompt._device import Device, Place, checked_device
+from largeprompt._device import Device, DeviceName, resolve_device
+from largeprompt._progress import Progress
 
 from ._engines import with_engines
 from ._execution import CHECKPOINT_SECONDS, attempt
 from ._remote_store import store_at
 from ._run import Run
-from ._sitting import Interrupted, Watcher
+from ._sitting import Interrupted
 from ._store import AbstractStore
 
 MOST_ON_GPU = 512  # runs side by side: each holds a file open, its lock
@@ -28,7 +29,7 @@ def sweep(
     store: AbstractStore | None = None,
     *,
     jobs: int | None = None,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     seconds: Mapping[Run, float] | None = None,
     stop: threading.Event | None = None,
@@ -41,14 +42,56 @@ def sweep(
     (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`; so does the
     failure of one run.
     """
-    store, watcher, stop = store or store_at(), watcher or Watcher(), stop or threading.Event()
-    expected, hashes = seconds or {}, [run.hash for run in with_engines(runs)]
-    begun = store.begun_of(hashes)
-    order = sorted(range(len(runs)), key=lambda i: (hashes[i] not in begun, -expected.get(runs[i], 0.0)))
-    work = _Work(runs, order, store, watcher, checkpoint_seconds, stop)
-    if place_for(device).device == "gpu":
-        work.carry_out_on_gpu()
-    ends = [work.begin() for _ in range(jobs or usable_cores())]
+    store, progress, stop = store or store_at(), progress or Progress(), stop or threading.Event()
+    where = resolve_device(device, "cuda")
+    expected, resolved = seconds or {}, with_engines(runs)
+    begun = store.begun_of([run.key for run in resolved])
+    order = sorted(range(len(runs)), key=lambda i: (resolved[i].key not in begun, -expected.get(runs[i], 0.0)))
+    amounts = {
+        named.name: float(run.steps) if seconds is None else expected.get(run, 0.0)
+        for run, named in zip(runs, resolved, strict=True)
+    }
+    work = _Work(runs, order, store, _Together(progress, amounts), checkpoint_seconds, stop)
+    with progress.task("training", sum(amounts.values())):
+        return _results(work, where, jobs or usable_cores())
+
+
+class _Together(Progress):
+    """Passes on the progress of runs, and adds that of all of them as the piece of work `training`."""
+
+    def __init__(self, progress: Progress, amounts: Mapping[str, float]):
+        self._progress, self._amounts = progress, amounts
+        self._lock, self._totals, self._shares = threading.Lock(), {}, {}
+        self._done, self._ended = 0.0, 0
+
+    def start(self, name: str, total: float) -> None:
+        self._totals[name] = max(total, 1.0)
+        self._progress.start(name, total)
+
+    def step(self, name: str, done: float, note: str = "") -> None:
+        self._progress.step(name, done, note)
+        self._advance(name, done / self._totals[name])
+
+    def close(self, name: str, outcome: str = "") -> None:
+        self._progress.close(name, outcome)
+        if outcome in ("finished", "found"):
+            self._advance(name, 1.0, ended=1)
+
+    def warn(self, message: str) -> None:
+        self._progress.warn(message)
+
+    def _advance(self, name: str, share: float, ended: int = 0) -> None:
+        with self._lock:
+            self._done += self._amounts[name] * (share - self._shares.get(name, 0.0))
+            self._shares[name] = share
+            self._ended += ended
+            self._progress.step("training", self._done, f"{self._ended} of {len(self._amounts)} runs")
+
+
+def _results(work: "_Work", device: DeviceName, jobs: int) -> list[xr.Dataset]:
+    if device == "gpu":
+        work.run_on_gpu()
+    ends = [work.begin() for _ in range(jobs)]
     try:
         _wait(ends)
     except KeyboardInterrupt:
@@ -57,18 +100,9 @@ def sweep(
         raise Interrupted from None
     if work.failure is not None:
         raise work.failure
-    if len(work.results) < len(runs):
+    if len(work.results) < len(work.runs):
         raise Interrupted
-    return [work.results[i] for i in range(len(runs))]
-
-
-def place_for(device: str) -> Place:
-    """Where runs would be carried out."""
-    if checked_device(device) == "cpu":
-        return Place("cpu")
-    from largeprompt.engine import fused_place  # imports a compiler
-
-    return fused_place(device)
+    return [work.results[i] for i in range(len(work.runs))]
 
 
 @contextlib.contextmanager
@@ -99,28 +133,28 @@ class _Work:
         runs: Sequence[Run],
         order: list[int],
         store: AbstractStore,
-        watcher: Watcher,
+        progress: Progress,
         checkpoint_seconds: float,
         stop: threading.Event,
     ):
-        self._runs, self._waiting, self._store, self._watcher = runs, order, store, watcher
+        self.runs, self._waiting, self._store, self._progress = runs, order, store, progress
         self._checkpoint_seconds = checkpoint_seconds
         self._lock = threading.Lock()
         self.stop = stop
         self.results: dict[int, xr.Dataset] = {}
         self.failure: BaseException | None = None
 
-    def carry_out_on_gpu(self) -> None:
+    def run_on_gpu(self) -> None:
         """Those that can be, as many at a time as one process should hold; the others stay in line."""
         from ._fleet import carried_out_together  # imports a compiler
 
-        named = with_engines(self._runs)
+        named = with_engines(self.runs)
         able = [i for i in self._waiting if named[i].engine == "fused"]
         for first in range(0, len(able), MOST_ON_GPU):
             batch = able[first : first + MOST_ON_GPU]
-            options = self._store, self._watcher, self.stop, self._checkpoint_seconds
+            options = self._store, self._progress, self.stop, self._checkpoint_seconds
             with _interrupts_heard(self.stop):
-                found = carried_out_together([self._runs[i] for i in batch], *options)
+                found = carried_out_together([self.runs[i] for i in batch], *options)
             self.results |= {i: data for i, data in zip(batch, found, strict=True) if data is not None}
         self._waiting = [i for i in self._waiting if i not in self.results]
 
@@ -128,16 +162,16 @@ class _Work:
         """Set a thread to work; the event comes when it has ended."""
         end = threading.Event()
 
-        def carry_out() -> None:
+        def work() -> None:
             try:
-                self._carry_out()
+                self._work()
             finally:
                 end.set()
 
-        threading.Thread(target=carry_out, daemon=True).start()
+        threading.Thread(target=work, daemon=True).start()
         return end
 
-    def _carry_out(self) -> None:
+    def _work(self) -> None:
         """Take run after run until none is left; one that another process is at goes to the end of the line."""
         while not self.stop.is_set():
             with self._lock:
@@ -145,7 +179,7 @@ class _Work:
                     return
                 i = self._waiting.pop(0)
             try:
-                data = attempt(self._runs[i], self._store, self._watcher, self.stop, self._checkpoint_seconds)
+                data = attempt(self.runs[i], self._store, self._progress, self.stop, self._checkpoint_seconds)
             except Interrupted:
                 return
             except BaseException as failure:

@@ -4,14 +4,14 @@ import hashlib
 import platform
 import signal
 import threading
-import time
 from typing import Any, NamedTuple
 
 from largeprompt import __version__, use_float64
+from largeprompt._progress import Progress
 
 from ._execution import train
 from ._remote_store import store_at
-from ._sitting import Interrupted, Watcher
+from ._sitting import Interrupted
 from ._store import run_from_text
 
 _stops: dict[str, threading.Event] = {}
@@ -35,36 +35,35 @@ class Told(NamedTuple):
 
     session: str
     status: str
-    seconds: float
     machine: str
     message: str = ""
     notes: tuple[str, ...] = ()
 
 
-class _Notes(Watcher):
+class _Notes(Progress):
     """Keeps what a user should know of, until the run ends."""
 
     def __init__(self):
         self.messages: list[str] = []
         self.found = False
 
-    def ended(self, run: Any, found: bool) -> None:
-        self.found = found
+    def close(self, name: str, outcome: str = "") -> None:
+        self.found = outcome == "found"
 
-    def noticed(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         self.messages.append(message)
 
 
-def carry_out(text: str, order: Order) -> Told:
+def run_task(text: str, order: Order) -> Told:
     """The run of a canonical text, from the store or from its last checkpoint on; its result stays in the store.
 
     A failure is an answer, and kept in the store. If another process is at the run, wait for its result.
     """
     use_float64()
-    address, began, notes = hashlib.sha256(text.encode()).hexdigest(), time.monotonic(), _Notes()
+    key, notes = hashlib.sha256(text.encode()).hexdigest(), _Notes()
 
     def told(status: str, message: str = "") -> Told:
-        return Told(order.session, status, time.monotonic() - began, platform.node(), message, tuple(notes.messages))
+        return Told(order.session, status, platform.node(), message, tuple(notes.messages))
 
     stop = _stop(order.session)
     if stop.is_set():
@@ -77,10 +76,10 @@ def carry_out(text: str, order: Order) -> Told:
                 return told("elsewhere")
             _seen.add((order.store, order.mark))
         read = run_from_text(text)
-        if read.hash != address:
+        if read.key != key:
             raise ValueError(f"largeprompt {__version__} on {platform.node()} reads other settings out of this run")
         run = read
-        train(run, store, watcher=notes, stop=stop, checkpoint_seconds=order.checkpoint_seconds)
+        train(run, store, progress=notes, stop=stop, checkpoint_seconds=order.checkpoint_seconds)
     except Interrupted:
         return told("interrupted")
     except Exception as error:
@@ -89,7 +88,7 @@ def carry_out(text: str, order: Order) -> Told:
             try:
                 store.fail(run, message, platform.node())
             except OSError as second:
-                notes.noticed(f"why run {address[:12]} failed could not be kept: {second}")
+                notes.warn(f"why run {key[:12]} failed could not be kept: {second}")
         return told("failed", message)
     return told("found" if notes.found else "finished")
 
