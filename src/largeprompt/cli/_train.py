@@ -144,10 +144,11 @@ def _carried_out(
 
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
-    from largeprompt.paper import training
+
+    from . import _charts, _tables
 
     rows = lab.summary(results)
-    files = written(out, "training", training.risks(results), training.rows_as_dataset(rows))
+    files = written(out, "training", _charts.training_figure(results), _tables.rows_as_dataset(rows))
     if as_json:
         runs = [
             {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
@@ -155,7 +156,7 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
         ]
         print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
     else:
-        show(training.tables(rows), width=120)
+        show(_tables.training_tables(rows), width=120)
         name_files(files)
 
 

@@ -121,5 +121,5 @@ def _dataset(found: Reproduction, key: str, figure: Experiment) -> xr.Dataset:
         choice = json.loads(data.attrs.get("choice", "null"))
     _same_choice(found.folder, f"figures/{path.name}", choice, found.account)
     with _naming(path, command):
-        figure.chart(data), figure.summary(data)  # which a damaged file may not allow
+        _ = figure.chart(data), figure.summary(data)  # which a damaged file may not allow
     return data

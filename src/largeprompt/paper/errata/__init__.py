@@ -54,7 +54,7 @@ def _paragraphs(text: str) -> str:
 
 def _errata() -> tuple[Erratum, ...]:
     """The texts of `errata.toml`, each with the function of its key that computes its evidence."""
-    texts = tomllib.loads(resources.files(__package__).joinpath("errata.toml").read_text("utf-8"))
+    texts = tomllib.loads(resources.files(__name__).joinpath("errata.toml").read_text("utf-8"))
     modules = (_concentration, _queries, _in_context, _regression, _flow_limits, _training)
     functions = {key: getattr(module, key) for key in texts for module in modules if hasattr(module, key)}
     words = {key: {name: _paragraphs(text) for name, text in parts.items()} for key, parts in texts.items()}
@@ -74,7 +74,7 @@ def evidence() -> dict[str, Evidence]:
 
 def markdown(evidence_by_key: Mapping[str, Evidence]) -> str:
     """The page docs/errata.md, from the given evidence."""
-    page = environment(__package__, html=False).get_template("errata.md.jinja")
+    page = environment(__name__, html=False).get_template("errata.md.jinja")
     text = page.render(errata=[(erratum, evidence_by_key[erratum.key]) for erratum in ERRATA], headings=HEADINGS)
     return text.replace("[μ](", "\\[μ](")  # not a link
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Literal
 
 Relation = Literal["<", ">", "="]
-Row = tuple[str, float, Relation, float, str] | tuple[str, float, Relation, float, str, float]
+Row = tuple[str, float, Relation, float, str] | tuple[str, float, Relation, float, str, float]  # a tolerance last
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Evidence:
     @classmethod
     def of(cls, against: Iterable[Row], repair: Iterable[Row]) -> "Evidence":
         """The same from rows: a name, its number, the relation, a number, its name, perhaps a tolerance."""
-        return cls(*(tuple(Comparison(*row) for row in rows) for rows in (against, repair)))
+        return cls(tuple(starmap(Comparison, against)), tuple(starmap(Comparison, repair)))
 
     @classmethod
     def read(cls, kept: dict[str, Any]) -> "Evidence":

@@ -199,7 +199,7 @@ class Descending(Experiment):
         return tuple(self.descents(choice))
 
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        parts = []
+        parts: list[xr.Dataset] = []
         for one in self.descents(choice):
             n = results[one].sizes["flow"]
             labels = {"attention": ("flow", [one.attention] * n), "parameters": ("flow", [one.parameters] * n)}

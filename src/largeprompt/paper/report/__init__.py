@@ -53,7 +53,7 @@ def write(made: Reproduction, figures: Mapping[str, Experiment] = FIGURES) -> li
     home.mkdir(exist_ok=True)
     pages = {"index.html": ("page.html.jinja", _page(values)), "report.md": ("report.md.jinja", {})}
     for name, (template, own) in pages.items():
-        filled = environment(__package__, html=name == "index.html")
+        filled = environment(__name__, html=name == "index.html")
         filled.filters |= _FILTERS
         text = filled.get_template(template).render(_CONSTANTS | values | own)
         with replacing(home / name) as path:
@@ -111,4 +111,4 @@ def _page(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
