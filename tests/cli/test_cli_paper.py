@@ -8,8 +8,7 @@ import sys
 import pytest
 import xarray as xr
 
-from largeprompt.paper.claims import CLAIMS
-from largeprompt.paper.figures import FIGURES
+from largeprompt.paper.experiments import CLAIMS, FIGURES
 
 KEYS = ("2", "3", "4")
 
@@ -40,7 +39,7 @@ def test_every_figure_has_pictures_and_data(folder):
         data = xr.load_dataset(folder / "figures" / f"figure-{key}.nc", engine="scipy")
         assert data.attrs["figure"] == key
         assert FIGURES[key].chart(data).panels  # what is on disk is enough to draw it
-        assert FIGURES[key].told(data)
+        assert FIGURES[key].summary(data)
 
 
 def test_the_claims_that_they_decide_are_judged(folder):
@@ -95,7 +94,7 @@ def test_a_figure_of_other_settings_is_not_reported_as_one_of_these(folder, comm
     assert command("report", str(folder))[0] == 0
 
 
-def test_a_figure_tells_its_numbers(folder, command):
+def test_a_figure_prints_its_numbers(folder, command):
     code, output, _ = command("figure", "2", "--preset", "smoke", "--out", str(folder))
     assert code == 0
     assert "Figure 2. Risk at the end of training" in output

@@ -272,7 +272,7 @@ def _trajectories(flows: xr.Dataset) -> Finding:
     return Finding(tuple(checks), " ".join(remarks))
 
 
-def _at_infinity(L: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+def at_infinity(L: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, float]:
     """What risks that are linear in 1/L for long prompts tend to; the error has what a bend in 1/L would change."""
 
     def through(last: int) -> tuple[float, float]:
@@ -299,7 +299,7 @@ def _bayes_in_the_limit(flows: xr.Dataset) -> Finding:
     checks = []
     for name, data in ladders:
         end, floor = data.isel(t=-1), float(data.floor)
-        value, error = _at_infinity(data.L.values, end.risk.values, end.stderr.values)
+        value, error = at_infinity(data.L.values, end.risk.values, end.stderr.values)
         where = f"{name}: final risk extrapolated to L = ∞"
         checks.append(Check(where, value, "=", floor, error, tolerance=_NEAR, resolution=_NEAR))
     for name, data in ladders:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from largeprompt.lab import duration
 from largeprompt.paper.choice import Conventions
 
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # x_k, λ_max, E_{μ_z}, 10^9, L^{−1/2}, 0.5^|i−j|. A word of small letters, as in short_to_long, has no subscript; in
 # x_kx_k the letter before the second underscore belongs to it.
 _BASE = r"(?<=[^\W\d_]|[\])}‖|∇⁰-⁹²³\u0300-\u036f])(?:(?<![a-z]{2})|(?<=(?<![a-z])[a-z]_[a-z]{2}))"
@@ -55,7 +55,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return f"{int(value):,}".replace("-", "−")
     mantissa, _, power = f"{value:.{digits}g}".partition("e")
     mantissa = mantissa.replace("-", "−")
-    return f"{mantissa}×10{str(int(power)).translate(_RAISED)}" if power else mantissa
+    return f"{mantissa}×10{str(int(power)).translate(_SUPERSCRIPTS)}" if power else mantissa
 
 
 def check(entry: dict[str, Any]) -> str:

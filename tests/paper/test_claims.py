@@ -1,4 +1,4 @@
-"""The errors of claims on simulated seeds, where the truth is known: how often chance alone decides."""
+"""The rule that judges claims, and their errors on simulated seeds: how often chance alone decides."""
 
 import math
 
@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from largeprompt.paper.claims import CLAIMS, ERRORS, ROLES, VERDICTS, Check, counted, mean_of_counts, mean_over_seeds
-from largeprompt.paper.claims._statistics import widened, worst
+from largeprompt.paper.claims import (
+    ERRORS,
+    ROLES,
+    VERDICTS,
+    Check,
+    Finding,
+    counted,
+    mean_of_counts,
+    mean_over_seeds,
+    widened,
+    worst,
+)
+from largeprompt.paper.experiments import CLAIMS
 from significance import SIGMAS
 
 RATE = float(norm.sf(ERRORS))
@@ -131,8 +142,49 @@ def test_every_claim_has_a_role_and_tests_are_counted_apart():
     assert all(role == "test" for key, role in roles.items() if key.startswith("C"))
     entries = [{"role": role, "verdict": VERDICTS[0]} for role in roles.values()]
     entries[0]["verdict"] = VERDICTS[3]
-    tests, rest, context = counted(entries, VERDICTS)
+    tests, rest, context = counted(entries)
     n = list(roles.values()).count("test")
     assert tests == f"{n} tests of the paper: {n - 1} holds, 1 does not hold"
     assert rest.startswith(f"{len(roles) - n - 1} identities and bounds")
     assert context == "1 for context: 1 holds"
+
+
+@pytest.mark.parametrize(
+    ("measured", "relation", "target", "error", "tolerance", "expected"),
+    [
+        (2.0, ">", 1.0, 0.3, 0.0, "holds"),
+        (2.0, ">", 1.0, 0.4, 0.0, "not settled at this preset"),
+        (0.0, ">", 1.0, 0.4, 0.0, "not settled at this preset"),
+        (0.0, ">", 1.0, 0.3, 0.0, "does not hold"),
+        (0.0, "<", 1.0, 0.3, 0.0, "holds"),
+        (2.0, "<", 1.0, 0.3, 0.0, "does not hold"),
+        (1.0, "<", 1.0, 0.0, 0.0, "not settled at this preset"),
+        (1.0, "=", 1.0, 0.0, 0.0, "holds"),
+        (1.1, "=", 1.0, 0.01, 0.2, "holds"),
+        (0.7, "=", 1.0, 0.01, 0.2, "does not hold"),
+        (0.7, "=", 1.0, 0.1, 0.2, "holds within error"),
+        (math.nan, "=", 1.0, 0.0, 0.2, "not settled at this preset"),
+        (1.0, "<", math.inf, 0.0, 0.0, "not settled at this preset"),
+        (1.0, "<", 2.0, math.nan, 0.0, "not settled at this preset"),
+    ],
+)
+def test_a_check_is_decided_by_margin_and_error(measured, relation, target, error, tolerance, expected):
+    assert Check("x", measured, relation, target, error, tolerance).verdict == expected
+
+
+def test_an_error_above_the_resolution_settles_nothing():
+    assert Check("x", 2.0, ">", 1.0, 0.1, resolution=0.05).verdict == "not settled at this preset"
+    assert Check("x", 2.0, ">", 1.0, 0.1, resolution=0.2).verdict == "holds"
+
+
+def test_a_finding_is_as_bad_as_its_worst_check():
+    checks = [
+        Check("x", 2.0, ">", 1.0),
+        Check("x", 2.0, "=", 1.0, 1.0),
+        Check("x", math.nan, ">", 1.0),
+        Check("x", 0.0, ">", 1.0),
+    ]
+    assert [Finding((check,)).verdict for check in checks] == list(VERDICTS)
+    for i, expected in enumerate(VERDICTS):
+        assert Finding(tuple(checks[: i + 1])).verdict == Finding(tuple(checks[i::-1])).verdict == expected
+    assert Finding(()).verdict == "not settled at this preset"

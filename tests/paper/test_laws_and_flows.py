@@ -1,4 +1,4 @@
-"""Convergence by law of tokens and flows by length: small pieces, charts of known data, claims on doctored ones."""
+"""Convergence by law of tokens and flows by length: small computations, known charts, claims on doctored data."""
 
 import math
 import re
@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from judging import judged
 from largeprompt.attention import Head
-from largeprompt.paper import learning
-from largeprompt.paper.claims import _ladder, _rates
-from largeprompt.paper.figures import flows, laws
-from largeprompt.paper.pieces import Ladder, Laws, Shelf, Weights
-from largeprompt.paper.settings import COVARIANCES, PRESETS
+from largeprompt.cli._charts import optima_chart
+from largeprompt.lab import Store
+from largeprompt.paper import Choice
+from largeprompt.paper.choice import COVARIANCES
+from largeprompt.paper.experiments import CLAIMS
+from largeprompt.paper.experiments.flows import FLOWS, Ladder, at_infinity
+from largeprompt.paper.experiments.laws import LAWS_FIGURE, Laws, Weights, measured_laws
 from significance import assert_close_in_sigmas
 
-QUICK = PRESETS["quick"]
-CLAIMS = {claim.key: claim for claim in (*_rates.CLAIMS, *_ladder.CLAIMS)}
-MEASURED = laws.measured_laws(QUICK)
-(LAWS_FIGURE,), (FLOWS_FIGURE,) = laws.FIGURES, flows.FIGURES
+QUICK = Choice("quick")
+KEYS = ("T3", "T4", "T7", "T8", "T9")
+MEASURED = measured_laws(QUICK)
 
 
 def converging(piece: Laws | Weights) -> xr.Dataset:
@@ -58,16 +60,16 @@ def flowing(piece: Ladder) -> xr.Dataset:
 @pytest.fixture
 def results():
     """Ideal data for all claims of this file, at the sizes of the quick preset."""
-    needed = {piece for claim in CLAIMS.values() for piece in claim.needs(QUICK)}
+    needed = {piece for key in KEYS for piece in CLAIMS[key].needs(QUICK)}
     flows = {piece: flowing(piece) for piece in needed if isinstance(piece, Ladder)}
     return flows | {piece: converging(piece) for piece in needed if isinstance(piece, Laws | Weights)}
 
 
 def verdict(key, results) -> str:
-    return CLAIMS[key].judge(QUICK, results).verdict
+    return judged(key, QUICK, results).verdict
 
 
-@pytest.mark.parametrize("key", CLAIMS)
+@pytest.mark.parametrize("key", KEYS)
 def test_what_the_theory_predicts_holds(key, results):
     assert verdict(key, results) == "holds"
 
@@ -115,7 +117,7 @@ def test_a_law_without_a_sharp_rate_is_left_out_by_name_and_an_early_asymptote_t
     data["regime_name"] = data.regime_name.where(data.law != "KMS, unscaled", "slower than 1/L")
     for name, value in {"exact": False, "onset": 1e6, "ratio": 3.0}.items():
         data[name].loc[signs] = value
-    finding = CLAIMS["T3"].judge(QUICK, results)
+    finding = judged("T3", QUICK, results)
     assert finding.verdict == "holds"
     assert "output, Rademacher; output, KMS, unscaled" in finding.remark
     assert "KMS, unscaled: -1.000 ± 0.010, slower than 1/L" in finding.remark
@@ -173,10 +175,10 @@ def test_trajectories_that_part_as_prompts_grow_refute_lemma_e1_early_but_not_la
 
 def test_extrapolation_is_exact_on_a_line_in_one_over_l_and_owns_up_to_a_bend():
     L, error = np.array([100, 1000, 10_000]), np.array([3e-4, 2e-4, 1e-4])
-    value, off = _ladder._at_infinity(L, 0.05 + 2 / L, error)
+    value, off = at_infinity(L, 0.05 + 2 / L, error)
     assert value == pytest.approx(0.05, abs=1e-14)
     assert off == pytest.approx(math.hypot(10_000 * 1e-4, 1000 * 2e-4) / 9000, rel=1e-6)
-    value, off = _ladder._at_infinity(L, 0.05 + 2 / L + 30 / L**2, 0 * error)
+    value, off = at_infinity(L, 0.05 + 2 / L + 30 / L**2, 0 * error)
     assert abs(value - 0.05) == pytest.approx(30 / (1000 * 10_000), rel=1e-6)
     assert off == pytest.approx(abs(value - 0.05), rel=1e-6)
 
@@ -198,24 +200,24 @@ def test_the_chart_of_laws_holds_points_with_bars_predictions_and_bounds(results
         if factor:
             assert series.y == pytest.approx(factor * 3 / data.L.values)
             assert series.role == ("theory" if factor == 1.0 else "bound")
-    told = LAWS_FIGURE.told(data)
-    assert len(told) == 4
-    assert "Gaussian −1.000 ± 0.010 (predicted −1.000)" in told[0]
-    assert "bound over measured 10^5.0." in told[0]
+    summary = LAWS_FIGURE.summary(data)
+    assert len(summary) == 4
+    assert "Gaussian −1.000 ± 0.010 (predicted −1.000)" in summary[0]
+    assert "bound over measured 10^5.0." in summary[0]
 
 
-def test_the_chart_of_flows_has_two_panels_a_covariance_and_tells_the_exponent(results):
-    data = FLOWS_FIGURE.dataset(QUICK, results)
+def test_the_chart_of_flows_has_two_panels_a_covariance_and_says_the_exponent(results):
+    data = FLOWS.dataset(QUICK, results)
     assert tuple(data.covariance.values) == COVARIANCES
-    panels = FLOWS_FIGURE.chart(data).panels
+    panels = FLOWS.chart(data).panels
     assert len(panels) == 4
     assert panels[2].series[1].label == "L = 100"
     assert panels[2].series[1].y == pytest.approx(np.minimum(data.t.values, 1) * 0.03)
     assert [series.label for series in panels[1].series][-2:] == ["L = ∞", "noise floor s²/2"]
     assert panels[1].series[-1].y == pytest.approx([0.05, 0.05])
-    told = FLOWS_FIGURE.told(data)
-    assert "0.05020 at L = 10000, against 0.05000 of the infinite prompt" in told[0]
-    assert "falls like L^−1.00 at the end" in told[0]
+    summary = FLOWS.summary(data)
+    assert "0.05020 at L = 10000, against 0.05000 of the infinite prompt" in summary[0]
+    assert "falls like L^−1.00 at the end" in summary[0]
 
 
 def test_the_chart_of_least_risks_holds_them():
@@ -224,7 +226,7 @@ def test_the_chart_of_least_risks_holds_them():
         {name: (("covariance", "L"), [row]) for name, row in values.items()} | {"floor": ((), 0.05)},
         {"covariance": ["identity"], "L": [5, 50]},
     )
-    (panel,) = learning.optima_chart(data).panels
+    (panel,) = optima_chart(data).panels
     labels = ["best softmax attention", "best linear attention", "Bayes (ridge regression)", "noise floor s²/2"]
     assert [series.label for series in panel.series] == labels
     assert [list(series.y) for series in panel.series] == [*values.values(), [0.05, 0.05]]
@@ -245,10 +247,10 @@ def brute_force(rng, U, V, Q, scale, L, prompts):
     return np.asarray(found)
 
 
-def test_small_pieces_agree_with_prompts_drawn_in_full_and_are_kept(tmp_path):
-    shelf = Shelf(tmp_path)
+def test_small_computations_agree_with_prompts_drawn_in_full_and_are_kept(tmp_path):
+    store = Store(tmp_path)
     of_laws, of_weights = Laws((5, 20), 400, laws=("Gaussian",), dim=3), Weights((5, 20), 40, dim=3)
-    data, own = (shelf.keep(piece, piece.compute()) for piece in (of_laws, of_weights))
+    data, own = (store.save(piece, piece.compute(), {}) for piece in (of_laws, of_weights))
     assert 'kind = "gaussian"' in str(data.toml.sel(law="Gaussian").values)
     head = of_weights.studies["Gaussian"].attention
     assert isinstance(head, Head)

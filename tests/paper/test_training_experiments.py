@@ -1,30 +1,40 @@
 """The claims about training, judged on made-up runs: each verdict follows the numbers."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from largeprompt.lab import Record
-from largeprompt.paper.claims import CLAIMS
-from largeprompt.paper.claims._trained import at_convergence
-from largeprompt.paper.figures import FIGURES
-from largeprompt.paper.pieces import Flow, InfiniteFlow, Levels, Speed
-from largeprompt.paper.settings import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, PRESETS
+from judging import judged
+from largeprompt.dynamics import gradient_flow
+from largeprompt.lab import Record, Run, Store
+from largeprompt.paper import PRESETS, Choice, choice
+from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS
+from largeprompt.paper.experiment import Needed
+from largeprompt.paper.experiments import CLAIMS, FIGURES, _training, figure_2, figure_3, figure_4
+from largeprompt.paper.experiments.figure_2 import Levels, at_convergence
+from largeprompt.paper.experiments.figure_3 import InfiniteFlow
+from largeprompt.paper.experiments.figure_4 import Flow
+from largeprompt.paper.experiments.speed import Speed
 
-SETTINGS = dataclasses.replace(
-    PRESETS["paper"],
-    lengths=(100, 300, 1000),
-    paths=(100, 300, 1000),
-    courses=(100, 1000),
-    seeds=12,
-    starts=(),
-    traps=(),
-    record=Record(points=40, every=50_000),
+PROTOCOL = dataclasses.replace(
+    PRESETS["paper"], lengths=(100, 300, 1000), starts=(), record=Record(points=40, every=50_000)
 )
-STEPS = SETTINGS.record.steps(SETTINGS.steps).astype(float)
+SEEDS = 12
+CHOICE = Choice("paper", SEEDS)
+STEPS = PROTOCOL.record.steps(PROTOCOL.steps).astype(float)
 SHAPE = (2, len(STEPS), 6, 6)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A protocol of three lengths."""
+    monkeypatch.setitem(choice.PRESETS, "paper", PROTOCOL)
+    monkeypatch.setitem(figure_2.TRAPS, "paper", ())
+    monkeypatch.setitem(figure_3.PATHS, "paper", (100, 300, 1000))
+    monkeypatch.setitem(figure_4.COURSES, "paper", (100, 1000))
 
 
 def above(member, L):
@@ -57,7 +67,7 @@ def made_up(run, changes):
     verdict = np.asarray(["converged", "converged"])
     for i, member in enumerate(run.members):
         share, level = changes.get((run.sigma, member), (0.0, 0.0))
-        if run.weight_seed < share * SETTINGS.seeds:
+        if run.weight_seed < share * SEEDS:
             risk[i] = np.maximum(risk[i], level)
             verdict[i] = "trapped"
     apart = np.sqrt(STEPS / run.L) * (1 + 0.1 * rng.random())
@@ -116,7 +126,7 @@ OPEN = "not settled at this preset"
 
 def verdicts(*keys, changes=None):
     results = Results(changes=changes or {})
-    return {key: CLAIMS[key].judge(SETTINGS, results).verdict for key in keys}
+    return {key: judged(key, CHOICE, results).verdict for key in keys}
 
 
 def test_runs_that_do_what_the_paper_says_make_its_claims_hold():
@@ -152,30 +162,30 @@ def test_lengths_without_a_run_that_converged_settle_nothing():
 
 
 def test_single_seeds_settle_nothing_about_training():
-    single = dataclasses.replace(SETTINGS, seeds=1)
+    single = Choice("paper", 1)
     for key in OWN[:-1]:
         assert CLAIMS[key].seeds > 1
-        assert CLAIMS[key].judge(single, Results()).verdict == OPEN, key
+        assert judged(key, single, Results()).verdict == OPEN, key
 
 
 @pytest.mark.parametrize("key", ["C10", "C11", "T14"])
 def test_counts_of_few_seeds_settle_nothing_however_equal(key):
     failing = {(sigma, "linear"): (1.0, 0.2) for sigma in COVARIANCES} if key == "C11" else {}
-    few = dataclasses.replace(SETTINGS, seeds=3)
-    finding = CLAIMS[key].judge(few, Results(changes=failing))
+    few = Choice("paper", 3)
+    finding = judged(key, few, Results(changes=failing))
     assert finding.verdict == OPEN
     assert all(check.margin > 0 and check.error > 0 for check in finding.checks)
-    assert CLAIMS[key].judge(SETTINGS, Results(changes=failing)).verdict == "holds"  # of twelve
+    assert judged(key, CHOICE, Results(changes=failing)).verdict == "holds"  # of twelve
 
 
 def test_the_error_of_a_risk_at_convergence_has_seeds_nodes_and_what_is_left():
-    def judged(**changes):
-        data = FIGURES["2"].dataset(SETTINGS, Results(changes=changes))
+    def found(**changes):
+        data = FIGURES["2"].dataset(CHOICE, Results(changes=changes))
         return data, at_convergence(data, "softmax")[1]
 
-    data, small = judged()
+    data, small = found()
     assert np.all((small > 1e-6) & (small < 1e-5))
-    _, seeds = judged(noise=1e-4)
+    _, seeds = found(noise=1e-4)
     assert np.all((seeds > 1e-4 / np.sqrt(12)) & (seeds < 3e-4))
     left = at_convergence(data.assign(softmax_optimum=data.softmax_optimum - 1e-3), "softmax")[1]
     np.testing.assert_allclose(left, 1e-3, rtol=0.01)
@@ -190,19 +200,19 @@ def test_noise_between_seeds_leaves_the_order_of_risks_open():
 
 def test_a_run_that_diverged_settles_nothing():
     results = Results()
-    for run in SETTINGS.runs(ISOTROPIC, (1000,), 1):
+    for run in CHOICE.runs(ISOTROPIC, (1000,), 1):
         results[run].risk[0, -3:] = np.nan
     for key in ("C6", "C10"):
-        assert CLAIMS[key].judge(SETTINGS, results).verdict == OPEN
+        assert judged(key, CHOICE, results).verdict == OPEN
 
 
 def test_slower_in_l_and_nearer_at_every_length_are_two_claims(monkeypatch):
     monkeypatch.setitem(globals(), "slowed", lambda L: (L / 2000) ** 0.1)
     found = verdicts("C8", "C12")
     assert (found["C8"], found["C12"]) == ("holds", "does not hold")
-    told = CLAIMS["C8"].judge(SETTINGS, Results()).checks[2]
-    assert told.label.startswith("softmax: fall of the risk above the Bayes risk")
-    assert told.measured == pytest.approx(10**0.1, rel=1e-3)
+    check = judged("C8", CHOICE, Results()).checks[2]
+    assert check.label.startswith("softmax: fall of the risk above the Bayes risk")
+    assert check.measured == pytest.approx(10**0.1, rel=1e-3)
 
 
 def test_risks_in_the_wrong_order_fail(monkeypatch):
@@ -218,13 +228,13 @@ def test_a_risk_that_stays_above_the_noise_fails(monkeypatch):
 @pytest.mark.parametrize("key", ["2", "3", "4", "6", "7", "8"])
 def test_figures_hold_and_draw_their_runs(key):
     figure, results = FIGURES[key], Results(changes={(ISOTROPIC, "linear"): (0.4, 0.2)})
-    assert len(set(figure.needs(SETTINGS))) == len(figure.needs(SETTINGS))
-    data = figure.dataset(SETTINGS, results)
+    assert len(set(figure.needs(CHOICE))) == len(figure.needs(CHOICE))
+    data = figure.dataset(CHOICE, results)
     chart = figure.chart(data)
     roles = {series.role for panel in chart.panels for series in panel.series}
     assert {"measured", "seed"} <= roles
     assert all(np.isfinite(series.y).all() for panel in chart.panels for series in panel.series)
-    assert all(line.endswith((".", ")")) for line in figure.told(data))
+    assert all(line.endswith((".", ")")) for line in figure.summary(data))
     if key == "2":
         (panel,) = chart.panels
         (trapped,) = [series for series in panel.series if series.label == "linear, trapped"]
@@ -232,5 +242,49 @@ def test_figures_hold_and_draw_their_runs(key):
         assert len(trapped.y) == 5 * 3  # seeds and lengths
     if key == "3":
         apart = data.apart.sel(L=300, seed=2).values
-        np.testing.assert_allclose(apart, results[SETTINGS.runs(ISOTROPIC, (300,))[2]].distance.values ** 2)
+        np.testing.assert_allclose(apart, results[CHOICE.runs(ISOTROPIC, (300,))[2]].distance.values ** 2)
         np.testing.assert_allclose(data.softmax.sel(L=300, seed=0), 144 * (STEPS * 1e-6) ** 2)
+
+
+def test_a_flow_that_ends_early_is_kept_up_to_there_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(_training, "gradient_flow", functools.partial(gradient_flow, max_steps=12))
+    run = Run(L=5, steps=10**6, record=Record(points=12, draws=64), d=1)
+    pieces = Flow(run, "linear"), InfiniteFlow(run)
+    store = Store(tmp_path)
+    for piece in pieces:
+        store.save(piece, piece.compute(), {})
+        data = store.load(piece.key)
+        assert data is not None
+        how, _, step = data.attrs["cut_short"].partition(" at step ")
+        assert how == "out of steps"
+        reached = data.step.values <= float(step)
+        assert 1 < reached.sum() < len(reached)
+        for values in data.values():
+            assert np.isfinite(values[reached]).all()
+            assert np.isnan(values[~reached]).all()
+        assert np.all(np.diff(data.risk[reached]) < 0)
+
+
+def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
+    smoke, figure = Choice("smoke"), FIGURES["4"]
+    steps = smoke.protocol.record.steps(smoke.protocol.steps).astype(float)
+    fall = np.linspace(0.5, 0.2, len(steps))
+    half = np.where(steps < 1000, fall, np.nan)
+    of_member = {"optimum": ("member", [0.1, 0.1]), "verdict": ("member", ["unfinished"] * 2), "Bayes": ((), 0.1)}
+    trained = xr.Dataset(
+        {"risk": (("member", "step"), 1.1 * np.stack([fall, fall])), **of_member},
+        {"member": ["softmax", "linear"], "step": steps},
+    )
+    flows = [piece for piece in figure.needs(smoke) if isinstance(piece, Flow)]
+    results: dict[Needed, xr.Dataset] = {run: trained for run in figure.needs(smoke) if isinstance(run, Run)}
+    results |= {piece: xr.Dataset({"risk": ("step", fall)}, {"step": steps}, {"cut_short": ""}) for piece in flows}
+    whole = figure.dataset(smoke, results)
+    assert not any("end before training" in line for line in figure.summary(whole))
+    results[flows[0]] = xr.Dataset({"risk": ("step", half)}, {"step": steps}, {"cut_short": "diverged at step 1000"})
+    data = figure.dataset(smoke, results)
+    summary = figure.summary(data)
+    assert "softmax, L = 10, seed 0: diverged at step 1000." in summary[-1]
+    assert f"Of {len(flows) - 1} runs beside their population flow" in summary[-2]
+    curves = [series.y for series in figure.chart(data).panels[0].series if "softmax, population flow" in series.label]
+    assert len(curves) == 1
+    np.testing.assert_array_equal(curves[0], half[steps >= smoke.protocol.steps / 5000])
