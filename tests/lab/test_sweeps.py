@@ -12,10 +12,10 @@ from rich.console import Console
 
 import stand_in
 from largeprompt import _device, engine, lab
-from largeprompt.lab import _forecast
-from largeprompt.lab._forecast import _makespan, _shorter, recorded_bytes
 from largeprompt.cli._charts import training_figure
 from largeprompt.cli._tables import rows_as_dataset, training_tables
+from largeprompt.lab import _forecast
+from largeprompt.lab._forecast import _makespan, _shorter, recorded_bytes
 from largeprompt.paper.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("quick")
