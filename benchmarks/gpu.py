@@ -22,7 +22,7 @@ import numpy as np
 import largeprompt as lp
 from largeprompt import lab
 from largeprompt._device import gpu_refusal, jax_gpu
-from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage
+from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, GpuTrainer
 from largeprompt.paper.choice import COVARIANCES, PRESETS
 
 LANES = 128  # of a multiprocessor
@@ -87,13 +87,13 @@ def plain_jax(run: lab.Run, copies: int, steps: int) -> float:
 def engine(run: lab.Run, copies: int, seconds: float = 1.0) -> float:
     """Microseconds a step of so many runs side by side, in one launch that is long enough to tell."""
     training, state = run.training(), FusedTrainer(run.training(), run.layers()).start()
-    fleet = Fleet([Voyage(training.with_seed(seed), state, 10**7) for seed in range(copies)])
-    fleet.advance(0.02)
-    before = {i: leg.state.step for i, leg in fleet.advance(0.02).items()}
+    batch = GpuBatch([GpuRun(training.with_seed(seed), state, 10**7) for seed in range(copies)])
+    batch.advance(0.02)
+    before = {i: segment.state.step for i, segment in batch.advance(0.02).items()}
     began = time.perf_counter()
-    legs = fleet.advance(seconds)
+    segments = batch.advance(seconds)
     taken = time.perf_counter() - began
-    return taken / float(np.mean([leg.state.step - before[i] for i, leg in legs.items()])) * 1e6
+    return taken / float(np.mean([segment.state.step - before[i] for i, segment in segments.items()])) * 1e6
 
 
 def agreement(L: float, steps: int) -> float:

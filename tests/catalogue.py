@@ -77,6 +77,29 @@ def all_measures() -> dict[str, lp.AbstractMeasure]:
 MEASURES = all_measures()
 
 
+def all_layers() -> dict[str, lp.attention.AbstractLayer]:
+    """Every kind in its (U, V) form, and heads of some, on tokens of three coordinates."""
+    U, V = 0.4 * matrix(0, 3, 3), matrix(1, 2, 3)
+    K, Q, W, O = (matrix(seed, *shape) for seed, shape in ((2, (4, 3)), (3, (4, 3)), (4, (2, 3)), (5, (3, 2))))
+    return {
+        "softmax": lp.SoftmaxAttention(U, V),
+        "linear": lp.LinearAttention(U, V),
+        "sigmoid": lp.SigmoidAttention(U, V),
+        "sigmoid, normalised": lp.SigmoidAttention(U, V, normalised=True),
+        "relu": lp.ReLUAttention(U, V),
+        "relu, normalised": lp.ReLUAttention(U, V, normalised=True),
+        "head": lp.Head(K, Q, W, O, scale=0.3),
+        "head without O": lp.Head(K, Q, W, scale=0.3),
+        "linear head": lp.Head(K, Q, W, O, scale=0.3, kind="linear"),
+        "normalised relu head": lp.Head(K, Q, W, O, scale=0.3, kind="normalised-relu"),
+        "two heads": lp.MultiHead([lp.Head(K, Q, W, O, 0.3), lp.Head(Q, K, 2 * W, -O, 0.2, kind="linear")]),
+        "two kinds of heads": lp.MultiHead([lp.Head(K, Q, W, O, 0.3), lp.Head(Q, K, W, -O, 0.2, kind="sigmoid")]),
+    }
+
+
+LAYERS = all_layers()
+
+
 def theta_for(mu: lp.AbstractMeasure, seed: int = 0, size: float = 0.7) -> np.ndarray:
     """A direction of the size given."""
     direction = matrix(100 + seed, mu.dim)

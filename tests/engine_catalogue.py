@@ -13,7 +13,7 @@ import largeprompt as lp
 from catalogue import matrix
 from largeprompt.dynamics import Layers, State, Training
 from largeprompt.dynamics._sgd import batch_gradient
-from largeprompt.engine import Fleet, FusedTrainer, Voyage
+from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun
 from largeprompt.icl import LinearRegression, kms
 
 
@@ -31,15 +31,15 @@ def fused_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
 def gpu_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
     """The same on a GPU, side by side."""
     start = FusedTrainer(training, layers).start()
-    return _moved(training, ends_on_gpu([Voyage(training, start._replace(step=i), i + 1) for i in range(n)]), layers)
+    return _moved(training, ends_on_gpu([GpuRun(training, start._replace(step=i), i + 1) for i in range(n)]), layers)
 
 
-def ends_on_gpu(voyages: Sequence[Voyage], seconds: float = 1.0) -> list[State]:
+def ends_on_gpu(runs: Sequence[GpuRun], seconds: float = 1.0) -> list[State]:
     """Where trainings end that go side by side, in launches of so many seconds."""
-    fleet, ends = Fleet(voyages), [voyage.state for voyage in voyages]
-    while legs := fleet.advance(seconds):
-        for i, leg in legs.items():
-            ends[i] = leg.state
+    batch, ends = GpuBatch(runs), [run.state for run in runs]
+    while segments := batch.advance(seconds):
+        for i, segment in segments.items():
+            ends[i] = segment.state
     return ends
 
 

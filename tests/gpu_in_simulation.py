@@ -27,7 +27,7 @@ from engine_catalogue import flat, pair
 from gpu_trials import DIVERGING, DIVERGING_MARKS, DIVERGING_STOP, RUNS, TRIALS, Trial, training, unlike
 from largeprompt import lab
 from largeprompt.dynamics import Layers
-from largeprompt.engine import Fleet, GpuTrainer, Voyage, trainer_for
+from largeprompt.engine import GpuBatch, GpuRun, GpuTrainer, trainer_for
 
 
 class Watching(lab.Progress):
@@ -111,9 +111,9 @@ def nothing_late() -> Iterator[None]:
 
     move = _fleet._Work._move
 
-    def moved(self, i, leg):
+    def moved(self, i, segment):
         self._prepared.wait()
-        return move(self, i, leg)
+        return move(self, i, segment)
 
     with (
         patch.object(_fleet._Work, "_move", moved),
@@ -153,18 +153,18 @@ def poison() -> None:
     local.array, shared.array, shared.__init__ = array, shared_array, begin_poisoned
 
 
-def journey(voyages: Sequence[Voyage]) -> tuple[list[dict[str, np.ndarray]], int]:
+def journey(runs: Sequence[GpuRun]) -> tuple[list[dict[str, np.ndarray]], int]:
     """What becomes of trainings carried out together, as arrays, and in how many launches."""
-    fleet, launches = Fleet(voyages), 0
-    found: list[dict[str, Any]] = [{"steps": [], "kept": [], "way": []} for _ in voyages]
-    while legs := fleet.advance():
+    batch, launches = GpuBatch(runs), 0
+    found: list[dict[str, Any]] = [{"steps": [], "kept": [], "way": []} for _ in runs]
+    while segments := batch.advance():
         launches += 1
-        for i, leg in legs.items():
+        for i, segment in segments.items():
             own = found[i]
-            own["steps"].extend(leg.steps)
-            own["kept"].extend(flat(_one(leg.kept, j)) for j in range(len(leg.steps)))
-            own["way"].append(leg.state.step)
-            own["end"], own["diverged"] = flat(leg.state.layers), [_number(at) for at in leg.state.diverged]
+            own["steps"].extend(segment.steps)
+            own["kept"].extend(flat(_one(segment.kept, j)) for j in range(len(segment.steps)))
+            own["way"].append(segment.state.step)
+            own["end"], own["diverged"] = flat(segment.state.layers), [_number(at) for at in segment.state.diverged]
     return [{name: np.array(value) for name, value in own.items()} for own in found], launches
 
 
@@ -195,10 +195,10 @@ def trials(found: Findings) -> None:
     """Every trial; what was kept on the way and where it ended."""
     for name, trial in TRIALS.items():
         with constants(trial.constants):
-            ((own,), _) = journey([Voyage(trial.training, trial.start, trial.stops[-1], trial.stops)])
+            ((own,), _) = journey([GpuRun(trial.training, trial.start, trial.stops[-1], trial.stops)])
             found.put(f"trial/{name}", own | {"kind": _kind(trial)})
     for name, trial in DIVERGING.items():
-        ((own,), _) = journey([Voyage(trial.training, trial.start, DIVERGING_STOP, DIVERGING_MARKS)])
+        ((own,), _) = journey([GpuRun(trial.training, trial.start, DIVERGING_STOP, DIVERGING_MARKS)])
         found.put(f"diverging/{name}", own)
 
 
@@ -216,8 +216,8 @@ def _kind(trial: Trial) -> list[int]:
 def pieces(found: Findings) -> None:
     """One training in one go, by stopping at every mark, in launches of few steps, and with room for two marks."""
     stop, marks, trial = 9, (1, 2, 4, 5, 8), TRIALS["general prior"]
-    whole = Voyage(trial.training, trial.start, stop, marks)
-    beside = Voyage(trial.training.with_seed(8), trial.start, 3)
+    whole = GpuRun(trial.training, trial.start, stop, marks)
+    beside = GpuRun(trial.training.with_seed(8), trial.start, 3)
     for name, around in {
         "whole": contextlib.nullcontext(),
         "launches of one step": launches_of(1),
@@ -238,16 +238,16 @@ def pieces(found: Findings) -> None:
     found.put("pieces/stopping", {"kept": states[:-1], "end": states[-1]})
 
 
-def fleets(found: Findings) -> None:
+def batches(found: Findings) -> None:
     """Unlike trainings together and alone."""
-    voyages = unlike()
-    alone = [journey([voyage])[0][0] for voyage in voyages]
-    together, _ = journey(voyages)
+    runs = unlike()
+    alone = [journey([run])[0][0] for run in runs]
+    together, _ = journey(runs)
     with launches_of(1):
-        cut, _ = journey(voyages)
-    for i in range(len(voyages)):
+        cut, _ = journey(runs)
+    for i in range(len(runs)):
         for name, own in (("alone", alone), ("together", together), ("cut", cut)):
-            found.put(f"fleet/{name}/{i}", own[i])
+            found.put(f"batch/{name}/{i}", own[i])
 
 
 def sweeps(found: Findings, folder: Path) -> None:
@@ -259,7 +259,7 @@ def sweeps(found: Findings, folder: Path) -> None:
     seconds = time.monotonic() - began
     found.put("sweep/whole", {"found": watching.ends, "seconds": seconds})
     found["sweep/whole/risks"] = np.array([watching.risks[run.name] for run in RUNS[:3]])
-    with patch.object(Fleet, "launch", side_effect=AssertionError("a result was there already")):
+    with patch.object(GpuBatch, "launch", side_effect=AssertionError("a result was there already")):
         again = Watching()
         lab.sweep(RUNS, store, device="gpu", progress=again)
         found.put("sweep/again", {"found": again.ends})
@@ -336,7 +336,7 @@ def main(folder: Path) -> None:
     found = Findings()
     trials(found)
     pieces(found)
-    fleets(found)
+    batches(found)
     sweeps(found, folder)
     command_line(found, folder)
     arrays: dict[str, Any] = dict(found)

@@ -13,7 +13,7 @@ from catalogue import matrix
 from engine_catalogue import CASES, KMS, head_pair, heads, pair
 from largeprompt import lab
 from largeprompt.dynamics import Layers, State, Training
-from largeprompt.engine import FusedTrainer, Voyage
+from largeprompt.engine import FusedTrainer, GpuRun
 from largeprompt.icl import LinearRegression, kms
 
 STEPS = (1, 3)  # after which states are compared
@@ -100,7 +100,7 @@ TRIALS = {
 }
 
 
-def unlike() -> list[Voyage]:
+def unlike() -> list[GpuRun]:
     """Trainings of several kinds, lengths, laws, seeds, steps and numbers of marks."""
     other = LinearRegression(kms(2, -0.6), 0.3, [[1.5, 0.4], [0.4, 0.3]])
     trials = [
@@ -111,7 +111,7 @@ def unlike() -> list[Voyage]:
         (Trial(training(9, THREE), head_pair(2, 4, rank=3)), 3, (1, 2)),
         (Trial(training(5, seed=1), (LINEAR, SOFTMAX)), 3, (3,)),
     ]
-    return [Voyage(trial.training, trial.start, stop, marks) for trial, stop, marks in trials]
+    return [GpuRun(trial.training, trial.start, stop, marks) for trial, stop, marks in trials]
 
 
 LARGE = lp.SoftmaxAttention(4e8 * np.eye(3), SOFTMAX.V)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .attention import Head as Head
     from .attention import LinearAttention as LinearAttention
     from .attention import MultiHead as MultiHead
+    from .attention import ReLUAttention as ReLUAttention
+    from .attention import SigmoidAttention as SigmoidAttention
     from .attention import SoftmaxAttention as SoftmaxAttention
     from .attention import chain_rule as chain_rule
     from .attention import depth as depth
@@ -41,8 +43,8 @@ _LAYERS = ("attention", "concentration", "dynamics", "icl", "measures")
 _NAMES = {
     "_precision": ("use_float64",),
     "attention": (
-        "Head", "LinearAttention", "MultiHead", "SoftmaxAttention", "chain_rule", "depth", "nonlinearity",
-        "output_stderr", "particles", "pushforward", "relative_nonlinearity", "with_query",
+        "Head", "LinearAttention", "MultiHead", "ReLUAttention", "SigmoidAttention", "SoftmaxAttention", "chain_rule",
+        "depth", "nonlinearity", "output_stderr", "particles", "pushforward", "relative_nonlinearity", "with_query",
     ),
     "measures": (
         "AbstractMeasure", "Affine", "Cube", "Empirical", "FromCGF", "FromSampler", "Gaussian", "Mixture", "Product",

@@ -11,16 +11,9 @@ import largeprompt as lp
 
 D = 3
 U, V = 0.4 * catalogue.matrix(0, D, D), catalogue.matrix(1, 2, D)
-K, Q, W, O = (catalogue.matrix(seed, *shape) for seed, shape in ((2, (4, D)), (3, (4, D)), (4, (2, D)), (5, (3, 2))))
+K, Q, W = (catalogue.matrix(seed, *shape) for seed, shape in ((2, (4, D)), (3, (4, D)), (4, (2, D))))
 z = catalogue.matrix(6, D)
-LAYERS = {
-    "softmax": lp.SoftmaxAttention(U, V),
-    "linear": lp.LinearAttention(U, V),
-    "head": lp.Head(K, Q, W, O, scale=0.3),
-    "head without O": lp.Head(K, Q, W, scale=0.3),
-    "linear head": lp.Head(K, Q, W, O, scale=0.3, kind="linear"),
-    "two heads": lp.MultiHead([lp.Head(K, Q, W, O, 0.3), lp.Head(Q, K, 2 * W, -O, 0.2, kind="linear")]),
-}
+LAYERS = catalogue.LAYERS
 three_dimensional = {name: mu for name, mu in catalogue.MEASURES.items() if mu.dim == D}
 each_measure = pytest.mark.parametrize("mu", three_dimensional.values(), ids=three_dimensional.keys())
 each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())

@@ -194,4 +194,4 @@ def test_marks_must_increase_from_the_state_to_the_stop(marks):
     training = Training(KMS, 5, batch=4)
     start = engine.FusedTrainer(training, (SOFTMAX,)).start()
     with pytest.raises(ValueError, match=re.escape(f"marks are {marks}; they must increase from above 0 to 10")):
-        engine.Fleet([engine.Voyage(training, start, 10, marks)])
+        engine.GpuBatch([engine.GpuRun(training, start, 10, marks)])

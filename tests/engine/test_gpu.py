@@ -32,7 +32,7 @@ from engine_catalogue import (
 from largeprompt import lab
 from largeprompt._device import gpu_refusal
 from largeprompt.dynamics import FAR, Layers, State, Training
-from largeprompt.engine import Fleet, FusedTrainer, GpuTrainer, Voyage, trainer_for
+from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, GpuTrainer, trainer_for
 from largeprompt.engine._tokens import SHORT
 from largeprompt.icl import LinearRegression, kms
 from significance import SIGMAS, assert_same_moments
@@ -72,8 +72,8 @@ def small(seed: int = 0, L: int | float = 6, **options) -> Training:
     return Training(KMS, L, seed=seed, **{"batch": 8, "rate": 0.02} | options)
 
 
-def voyage(training: Training, layers: Layers, stop: int) -> Voyage:
-    return Voyage(training, FusedTrainer(training, layers).start(), stop)
+def run(training: Training, layers: Layers, stop: int) -> GpuRun:
+    return GpuRun(training, FusedTrainer(training, layers).start(), stop)
 
 
 def assert_same(one: State, other: State) -> None:
@@ -110,7 +110,7 @@ def test_gradients_of_a_pair_have_the_mean_and_the_covariances_of_the_reference(
 def test_after_twenty_steps_runs_have_the_law_of_the_reference():
     """256 seeds; Kolmogorov and Smirnov's test on ten numbers, false alarms 6e-6 in all."""
     runs, steps = 256, 20
-    ends = ends_on_gpu([voyage(small(seed), pair(3), steps) for seed in range(runs)])
+    ends = ends_on_gpu([run(small(seed), pair(3), steps) for seed in range(runs)])
     found = jax.tree.map(lambda *leaves: np.stack(leaves), *(end.layers for end in ends))
     reference = reference_ends(small(), pair(3), steps, runs)
     for one, other in zip(readings(found), readings(reference), strict=True):
@@ -145,34 +145,34 @@ def test_a_run_in_pieces_ends_where_one_in_one_go_does(L):
 
 
 def test_launches_end_by_the_clock_and_anywhere():
-    start = voyage(long(100), MEMBERS["pair"], 2000)
+    start = run(long(100), MEMBERS["pair"], 2000)
     (whole,), (cut,) = ends_on_gpu([start]), ends_on_gpu([start], seconds=1e-3)
     assert whole.step == 2000
     assert_same(cut, whole)
-    steps = Fleet([start]).advance(1e-3)[0].state.step
+    steps = GpuBatch([start]).advance(1e-3)[0].state.step
     assert 0 < steps < 2000
 
 
 def test_states_kept_on_the_way_are_those_reached_by_stopping_there():
     marks = (1, 2, 50, 51, 199, 200)
-    start = voyage(long(10), MEMBERS["pair"], 200)._replace(marks=marks)
-    leg = Fleet([start]).advance()[0]
+    start = run(long(10), MEMBERS["pair"], 200)._replace(marks=marks)
+    segment = GpuBatch([start]).advance()[0]
     trainer = GpuTrainer(start.training, MEMBERS["pair"])
-    assert tuple(leg.steps) == marks
+    assert tuple(segment.steps) == marks
     for i, stop in enumerate(marks):
-        kept = jax.tree.map(lambda leaf, i=i: leaf[i] if np.ndim(leaf) else leaf, leg.kept)
+        kept = jax.tree.map(lambda leaf, i=i: leaf[i] if np.ndim(leaf) else leaf, segment.kept)
         np.testing.assert_array_equal(flat(kept), flat(trainer.advance(trainer.start(), stop).layers))
 
 
 def test_runs_beside_others_end_where_they_do_alone():
     """Of three kinds and several lengths; more of them than a card has processors."""
     lengths = (3, 10, 100, 301, math.inf)
-    voyages = [voyage(long(lengths[i % 5], seed=i), MEMBERS["pair"], 40 + i % 7) for i in range(300)]
-    voyages += [voyage(small(i, L), pair(3), 20) for i, L in enumerate(lengths[1:])]
-    voyages += [voyage(Training(ALL["two heads"].task, 10, batch=4), ALL["two heads"].layers, 20)]
-    beside = ends_on_gpu(voyages)
-    for i in (*range(0, 300, 37), *range(300, len(voyages))):
-        (alone,) = ends_on_gpu([voyages[i]])
+    runs = [run(long(lengths[i % 5], seed=i), MEMBERS["pair"], 40 + i % 7) for i in range(300)]
+    runs += [run(small(i, L), pair(3), 20) for i, L in enumerate(lengths[1:])]
+    runs += [run(Training(ALL["two heads"].task, 10, batch=4), ALL["two heads"].layers, 20)]
+    beside = ends_on_gpu(runs)
+    for i in (*range(0, 300, 37), *range(300, len(runs))):
+        (alone,) = ends_on_gpu([runs[i]])
         assert_same(beside[i], alone)
     assert len({flat(end.layers).tobytes() for end in beside}) == len(beside)
 

@@ -126,12 +126,12 @@ def test_a_block_that_begins_after_the_deadline_leaves_its_run_for_the_next_laun
 @pytest.mark.parametrize("i", range(len(unlike())))
 @pytest.mark.parametrize("how", ["together", "cut"])
 def test_unlike_trainings_together_end_where_each_does_alone(found, how, i):
-    alone, beside = found.of(f"fleet/alone/{i}"), found.of(f"fleet/{how}/{i}")
+    alone, beside = found.of(f"batch/alone/{i}"), found.of(f"batch/{how}/{i}")
     for part in ("steps", "kept", "end", "diverged"):
         np.testing.assert_array_equal(beside[part], alone[part])
-    voyage = unlike()[i]
-    assert tuple(alone["steps"]) == tuple(voyage.marks)
-    every = list(range(voyage.state.step + 1, voyage.stop + 1))
+    run = unlike()[i]
+    assert tuple(alone["steps"]) == tuple(run.marks)
+    every = list(range(run.state.step + 1, run.stop + 1))
     assert beside["way"].tolist() == (every if how == "cut" else every[-1:])
 
 

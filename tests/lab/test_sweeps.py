@@ -120,7 +120,7 @@ def test_the_forecast_counts_what_is_left_to_do(store):
 def card(monkeypatch):
     """A GPU on which every run of the compiled loops goes ten steps a launch, and takes a tenth of it."""
 
-    class Fleet:
+    class GpuBatch:
         shares = property(lambda self: [0.1] * len(self._states))
 
         def __init__(self, voyages):
@@ -128,9 +128,9 @@ def card(monkeypatch):
 
         def advance(self, seconds):
             self._states = [state._replace(step=state.step + 10) for state in self._states]
-            return {i: engine.Leg(state, np.zeros(0), ()) for i, state in enumerate(self._states)}
+            return {i: engine.Segment(state, np.zeros(0), ()) for i, state in enumerate(self._states)}
 
-    monkeypatch.setattr(engine, "Fleet", Fleet)
+    monkeypatch.setattr(engine, "GpuBatch", GpuBatch)
     monkeypatch.setattr(_device, "gpu_refusal", lambda library: None)
 
 
@@ -184,7 +184,7 @@ def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(s
 
 @pytest.mark.usefixtures("card")
 def test_kinds_of_runs_that_find_no_room_on_a_gpu_are_timed_later(store, monkeypatch):
-    launches, roomy = [], cast(Any, engine.Fleet)
+    launches, roomy = [], cast(Any, engine.GpuBatch)
 
     class Crowded(roomy):
         def advance(self, seconds):
@@ -192,7 +192,7 @@ def test_kinds_of_runs_that_find_no_room_on_a_gpu_are_timed_later(store, monkeyp
             legs = super().advance(seconds)
             return {i: leg for i, leg in legs.items() if i == 0 or (i == 1 and len(launches) % 2 == 0)}
 
-    monkeypatch.setattr(engine, "Fleet", Crowded)
+    monkeypatch.setattr(engine, "GpuBatch", Crowded)
     runs = [dataclasses.replace(RUN, L=L, steps=400, engine="fused") for L in (5, 6, 7, 8)]
     timed = Timed()
     found = lab.forecast(runs, store, 2, timed, "gpu")

@@ -1,78 +1,33 @@
 import abc
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
-from largeprompt._typing import BatchLike, Numbers, VectorLike
-from largeprompt.measures import AbstractMeasure, as_measure
-from largeprompt.measures._from_sampler import sampled_parts
+from largeprompt._typing import Numbers
+from largeprompt.measures import AbstractMeasure, Empirical
+from largeprompt.measures._perturbed import Perturbed
 
-Derivatives = TypeVar("Derivatives", bound=eqx.Module)
+from ._layer import AbstractLayer
 
-
-class AbstractLayer(AbstractShown, Generic[Derivatives]):
-    """A map that sends a prompt, as a measure, and a query token to an output vector."""
-
-    @property
-    @abc.abstractmethod
-    def dim(self) -> int:
-        """Dimension of a token."""
-
-    @property
-    @abc.abstractmethod
-    def outputs(self) -> int:
-        """Dimension of the output."""
-
-    @abc.abstractmethod
-    def _output(self, mu: AbstractMeasure, z: Float[Array, " D"]) -> Float[Array, " p"]: ...
-
-    @abc.abstractmethod
-    def _jacobian(self, mu: AbstractMeasure, z: Float[Array, " D"]) -> Derivatives: ...
-
-    def __call__(self, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
-        """The output T[μ](z)."""
-        return checks.result("the output of attention", self._output(self._prompt(mu), self._query(z)))
-
-    def jacobian(self, mu: AbstractMeasure, z: VectorLike) -> Derivatives:
-        """The derivatives of the output in the layer's parameters and in the query, in closed form."""
-        derivatives = self._jacobian(self._prompt(mu), self._query(z))
-        return jax.tree.map(lambda leaf: checks.result("the Jacobian of attention", leaf), derivatives)
-
-    def map(self, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, "n p"]:
-        """The outputs of many queries on one prompt, in memory that does not grow with prompt times queries."""
-        queries = checks.matrix("queries", queries, None, self.dim)
-        mu = self._prompt(mu)
-        self._warn_of_few_tokens(mu, queries)
-        return checks.result("the output of attention", map_queries(self, mu, queries))
-
-    def _warn_of_few_tokens(self, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> None:
-        """Where many queries are taken at once, at the one farthest out: a law known by its sampler warns there."""
-        if sampled_parts(mu) and not checks.is_traced(queries):
-            self._output(mu, queries[jnp.argmax(jnp.linalg.norm(queries, axis=1))])
-
-    def _prompt(self, mu: AbstractMeasure) -> AbstractMeasure:
-        return as_measure("mu", mu, self.dim)
-
-    def _query(self, z: Numbers) -> Float[Array, " D"]:
-        if np.ndim(z) == 2:
-            raise ValueError(f"z has shape {np.shape(z)}; it must be one query (for many, use map)")
-        return checks.vector("z", z, self.dim)
-
-
-_BATCH = 4096
-
-
-@eqx.filter_jit
-def map_queries(layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]) -> Float[Array, "n p"]:
-    """The outputs of many queries, with nothing checked."""
-    # in batches: a measure other than a long prompt holds something for each query of a batch
-    return jax.lax.map(lambda z: layer._output(mu, z), queries, batch_size=_BATCH)
+_BATCH = 1024  # tokens whose influences are held at once
+_ATOMS = 2**14  # tokens of a prompt that are all gone through
+# what follows from a reading, and is not inherited by a class that reads something else
+_FROM_READING = (
+    "reading_slope",
+    "influence",
+    "slope_influence",
+    "error_covariance",
+    "slope_error",
+    "reading_bias",
+    "errors_are_exact",
+)
+_KINDS: dict[str, Callable[..., "AbstractAttention"]] = {}
 
 
 class Jacobian(AbstractShown):
@@ -87,22 +42,97 @@ class AbstractAttention(AbstractLayer[Jacobian]):
     r"""Attention in its (U, V) form: $T[\mu](z) = V\,m$, where the layer reads $m$ off the prompt along $u = Uz$.
 
     With $H = \partial m/\partial u$: $\partial T_i/\partial U = (H^\top V_i)z^\top$, $\partial T_i/\partial V = e_i
-    m^\top$, $\partial T/\partial z = V H U$. A kind of your own says what its `reading` and `reading_slope` are;
-    whatever works by asking them works for it, and what is known for softmax or linear attention only refuses it.
+    m^\top$, $\partial T/\partial z = V H U$. A kind of your own says what its `reading` is; all else follows from it
+    by automatic differentiation and averages over tokens, and a kind that knows better forms overrides them. A class
+    with a `kind` of its own is known by that name to `Head` and `attention_of`.
 
     Paper: Section 3 (the (U, V) parametrisation), Proposition 3.4 for the gradients in U and V.
     """
 
     U: eqx.AbstractVar[Float[Array, "D D"]]
     V: eqx.AbstractVar[Float[Array, "p D"]]
+    kind: ClassVar[str] = ""
+    # whether weights grow like e^s: then errors have the tails of tilts, and the 1/L law holds in a regime only
+    exponential: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "reading" in cls.__dict__:
+            for name in _FROM_READING:
+                if name not in cls.__dict__:
+                    setattr(cls, name, AbstractAttention.__dict__[name])
+        if "kind" in cls.__dict__:
+            register(cls.kind, cls)
 
     @abc.abstractmethod
     def reading(self, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, " D"]:
         """What the layer reads off the prompt, m."""
 
-    @abc.abstractmethod
     def reading_slope(self, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, "D D"]:
-        """Its derivative in u, H; symmetric and positive semi-definite for softmax and linear attention."""
+        """The derivative of the reading in u, H[i, j] = ∂m_i/∂u_j; it need not be symmetric."""
+        return jax.jacfwd(lambda u: self.reading(mu, u))(u)
+
+    def influence(self, mu: AbstractMeasure, u: Float[Array, " D"], tokens: Float[Array, "n D"]) -> Float[Array, "n D"]:
+        r"""The influence of tokens on the reading: its derivative in the direction $\delta_{z'} - \mu$ at μ."""
+        return _influence(lambda nu: self.reading(nu, u), mu, tokens)
+
+    def slope_influence(
+        self, mu: AbstractMeasure, u: Float[Array, " D"], tokens: Float[Array, "n D"]
+    ) -> Float[Array, "n D D"]:
+        """The influence of tokens on H."""
+        return _influence(lambda nu: self.reading_slope(nu, u), mu, tokens)
+
+    def error_covariance(
+        self,
+        mu: AbstractMeasure,
+        u: Float[Array, " D"],
+        other: "AbstractAttention",
+        v: Float[Array, " D"],
+        tokens: Float[Array, "n D"] | None = None,
+    ) -> Float[Array, "D D"]:
+        r"""$\lim_L L\,\mathrm{Cov}(m_L(u), m'_L(v))$ of two heads on one prompt, the mean product of their influences.
+
+        For the covariance of a head with itself give the head and `u` again, the same objects: some kinds are exact
+        there. Without `tokens` over the atoms of a prompt or a fixed sample of a law, unless a kind has a closed form.
+        """
+        tokens, weights = _tokens(mu, tokens)
+        one, two = self.influence(mu, u, tokens), other.influence(mu, v, tokens)
+        return (weights[:, None] * one).T @ two
+
+    def slope_error(
+        self,
+        mu: AbstractMeasure,
+        u: Float[Array, " D"],
+        A: Float[Array, "D D"],
+        B: Float[Array, "D D"],
+        tokens: Float[Array, "n D"] | None = None,
+    ) -> Float[Array, ""]:
+        r"""$\lim_L L\,E\,\mathrm{tr}(\Delta H^\top A\,\Delta H B)$ for symmetric A and B."""
+        tokens, weights = _tokens(mu, tokens)
+
+        def form(token: Float[Array, " D"]) -> Float[Array, ""]:
+            dH = self.slope_influence(mu, u, token[None])[0]
+            return jnp.sum((A @ dH) * (dH @ B))
+
+        return weights @ jax.lax.map(form, tokens, batch_size=_BATCH)
+
+    def reading_bias(
+        self, mu: AbstractMeasure, u: Float[Array, " D"], tokens: Float[Array, "n D"] | None = None
+    ) -> Float[Array, " D"]:
+        r"""$\lim_L L\,(E\,m_L - m)$, half the mean second derivative of the reading towards a token."""
+        tokens, weights = _tokens(mu, tokens)
+
+        def curvature(token: Float[Array, " D"]) -> Float[Array, " D"]:
+            def slope(weight):
+                return _derivative(lambda w: self.reading(Perturbed(mu, token, w), u), weight)
+
+            return _derivative(slope, jnp.zeros((), token.dtype))
+
+        return weights @ jax.lax.map(curvature, tokens, batch_size=_BATCH) / 2
+
+    def errors_are_exact(self, mu: AbstractMeasure, other: "AbstractAttention | None" = None) -> bool:
+        """Whether the errors above are exact on this measure, those in common with another head included."""
+        return _all_are_gone_through(mu)
 
     @property
     def dim(self) -> int:
@@ -125,48 +155,52 @@ class AbstractAttention(AbstractLayer[Jacobian]):
         )
 
 
-def _parameters(U: Numbers, V: Numbers) -> tuple[Array, Array]:
+def register(name: str, constructor: Callable[..., AbstractAttention]) -> None:
+    """Let `Head` and `attention_of` find a kind by its name; a name of another kind is refused."""
+    known = _KINDS.get(name)
+    if known is not None and _place(known) != _place(constructor):
+        raise ValueError(f"kind {name!r} is {_place(known)}; {_place(constructor)} must have another name")
+    _KINDS[name] = constructor
+
+
+def known_kinds() -> dict[str, Callable[..., AbstractAttention]]:
+    """Every kind that has a name, with what makes its (U, V) form."""
+    return dict(_KINDS)
+
+
+def _place(constructor: Any) -> str:
+    found = getattr(constructor, "func", constructor)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def checked_parameters(U: Numbers, V: Numbers) -> tuple[Array, Array]:
+    """The matrices of a (U, V) form, U square and V with as many columns."""
     U = checks.matrix("U", U)
     if U.shape[0] != U.shape[1]:
         raise ValueError(f"U has shape {tuple(U.shape)}; it must be square, of the tokens' dimension")
     return U, checks.matrix("V", V, None, U.shape[0])
 
 
-class SoftmaxAttention(AbstractAttention):
-    r"""Softmax attention on measures, $T[\mu](z) = V\,\mathrm{mean}(\mu_{Uz}) = V\,\nabla\Lambda_\mu(Uz)$.
-
-    On an `Empirical` measure this is the textbook softmax; on a `Gaussian` it is affine (Lemma 2.1).
-    Paper: Section 2.
-    """
-
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
-
-    def __init__(self, U: Numbers, V: Numbers):
-        self.U, self.V = _parameters(U, V)
-
-    def reading(self, mu, u):
-        return mu._tilt(u)._mean()
-
-    def reading_slope(self, mu, u):
-        return mu._tilt(u)._cov()
+def _derivative(f: Callable[[Array], Array], at: Float[Array, ""]) -> Array:
+    return jax.jvp(f, (at,), (jnp.ones_like(at),))[1]
 
 
-class LinearAttention(AbstractAttention):
-    r"""Normalised linear attention on measures, $T[\mu](z) = V\,E_\mu[zz^\top]\,Uz$.
+def _influence(
+    read: Callable[[AbstractMeasure], Array], mu: AbstractMeasure, tokens: Float[Array, "n D"]
+) -> Float[Array, "n ..."]:
+    def of_one(token):
+        return _derivative(lambda weight: read(Perturbed(mu, token, weight)), jnp.zeros((), token.dtype))
 
-    On an `Empirical` measure this is $\frac1L\sum_l \langle Uz, z_l\rangle V z_l$. Paper: Appendix B.2.
-    """
+    return jax.lax.map(of_one, tokens, batch_size=_BATCH)
 
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
 
-    def __init__(self, U: Numbers, V: Numbers):
-        self.U, self.V = _parameters(U, V)
+def _all_are_gone_through(mu: AbstractMeasure) -> bool:
+    return isinstance(mu, Empirical) and mu.size <= _ATOMS
 
-    def reading(self, mu, u):
-        return self.reading_slope(mu, u) @ u
 
-    def reading_slope(self, mu, u):
-        m = mu._mean()
-        return mu._cov() + jnp.outer(m, m)
+def _tokens(mu: AbstractMeasure, tokens: Float[Array, "n D"] | None) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
+    """Tokens and weights of an average: those given, the atoms of a prompt, or a fixed sample of a law."""
+    if tokens is None and isinstance(mu, Empirical) and mu.size <= _ATOMS:
+        return mu.points, jnp.exp(mu.log_masses())
+    tokens = mu._fixed_sample() if tokens is None else tokens
+    return tokens, jnp.full(len(tokens), 1 / len(tokens), tokens.dtype)

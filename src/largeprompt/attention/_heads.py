@@ -1,6 +1,5 @@
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -11,18 +10,9 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
 
-from ._attention import AbstractLayer, LinearAttention, SoftmaxAttention
-
-Kind = Literal["softmax", "linear"]
-Merged = TypeVar("Merged", bound=SoftmaxAttention | LinearAttention)
-
-
-def attention_of(kind: Kind) -> type[SoftmaxAttention] | type[LinearAttention]:
-    """The (U, V) form of a kind."""
-    kinds = {"softmax": SoftmaxAttention, "linear": LinearAttention}
-    if kind not in kinds:
-        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
-    return kinds[kind]
+from ._attention import AbstractAttention
+from ._kinds import attention_of
+from ._layer import AbstractLayer
 
 
 def chain_rule(
@@ -48,7 +38,8 @@ class HeadJacobian(AbstractShown):
 class Head(AbstractLayer[HeadJacobian]):
     r"""One attention head with its own matrices: $O\,T^{U,V}[\mu](z)$ with $U = s K^\top Q$.
 
-    Without `O` the output is $V m$ itself. `scale` is $s$: 1 in the paper, $1/\sqrt{D}$ in common code.
+    Without `O` the output is $V m$ itself. `scale` is $s$: 1 in the paper, $1/\sqrt{D}$ in common code. `kind` is the
+    name of any kind of attention that has one, such as "softmax", "linear", "sigmoid" or "normalised-relu".
     Paper: Section 2 (K, Q, V) and Appendix A.1 (O).
     """
 
@@ -57,7 +48,7 @@ class Head(AbstractLayer[HeadJacobian]):
     V: Float[Array, "r D"]
     O: Float[Array, "p r"] | None
     scale: float = eqx.field(static=True)
-    kind: Kind = eqx.field(static=True)
+    kind: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -66,7 +57,7 @@ class Head(AbstractLayer[HeadJacobian]):
         V: Numbers,
         O: Numbers | None = None,
         scale: float = 1.0,
-        kind: Kind = "softmax",
+        kind: str = "softmax",
     ):
         attention_of(kind)
         self.K = checks.matrix("K", K)
@@ -86,7 +77,7 @@ class Head(AbstractLayer[HeadJacobian]):
         outputs: int | None = None,
         heads: int = 1,
         scale: float = 1.0,
-        kind: Kind = "softmax",
+        kind: str = "softmax",
     ) -> "Head":
         r"""Entries uniform on $\pm 1/\sqrt{\text{fan-in}}$, as `torch.nn.Linear` draws them. Paper: Appendix A.1.
 
@@ -112,7 +103,7 @@ class Head(AbstractLayer[HeadJacobian]):
     def outputs(self) -> int:
         return (self.V if self.O is None else self.O).shape[0]
 
-    def merged(self) -> SoftmaxAttention | LinearAttention:
+    def merged(self) -> AbstractAttention:
         """The same map in its (U, V) form, U = s KᵀQ and V ← OV."""
         V = self.V if self.O is None else self.O @ self.V
         return attention_of(self.kind)(self.scale * self.K.T @ self.Q, V)
@@ -183,55 +174,3 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
     def _jacobian(self, mu, z) -> MultiHeadJacobian:
         parts = tuple(head._jacobian(mu, z) for head in self.heads)
         return MultiHeadJacobian(heads=parts, z=jnp.stack([part.z for part in parts]).sum(axis=0))
-
-
-def kind_of(layer: AbstractLayer) -> Kind | None:
-    """The kind of a layer of one head, where it is exactly softmax or linear attention; None for all else.
-
-    A subclass is a kind of its own, even one that changes nothing: what it reads is known only by asking it.
-    """
-    if type(layer) is Head:
-        return layer.kind
-    return "softmax" if type(layer) is SoftmaxAttention else "linear" if type(layer) is LinearAttention else None
-
-
-def merged_form(layer: AbstractLayer) -> SoftmaxAttention | LinearAttention:
-    """A layer of one softmax or linear head in its (U, V) form; what holds for these only refuses the rest here."""
-    if kind_of(layer) is None:
-        raise ValueError(
-            f"the layer is of type {type(layer).__name__}; it must be one head of softmax or linear attention"
-        )
-    return layer.merged() if isinstance(layer, Head) else cast(SoftmaxAttention | LinearAttention, layer)
-
-
-def softmax_form(layer: AbstractLayer) -> SoftmaxAttention:
-    """The same for softmax alone."""
-    merged = merged_form(layer)
-    if not isinstance(merged, SoftmaxAttention):
-        raise ValueError("the layer is linear attention; this holds of softmax attention only")
-    return merged
-
-
-def linear_form(layer: AbstractLayer) -> LinearAttention:
-    """The same for linear attention alone."""
-    merged = merged_form(layer)
-    if not isinstance(merged, LinearAttention):
-        raise ValueError("the layer is softmax attention; this holds of linear attention only")
-    return merged
-
-
-def known_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...] | None:
-    """The (U, V) forms whose outputs a layer adds up, one or several; None where one of them is of another kind."""
-    parts = layer.heads if type(layer) is MultiHead else (layer,)
-    return tuple(merged_form(part) for part in parts) if all(map(kind_of, parts)) else None
-
-
-def summed_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...]:
-    """The same, refusing every other layer."""
-    heads = known_heads(layer)
-    if heads is None:
-        raise ValueError(
-            f"the layer is of type {type(layer).__name__}; this is known for softmax and linear attention, "
-            "and for sums of such heads"
-        )
-    return heads

@@ -6,8 +6,9 @@ from largeprompt import _checks as checks
 from largeprompt._typing import BatchLike, VectorLike
 from largeprompt.measures import AbstractMeasure, as_measure
 
-from ._attention import AbstractLayer, map_queries
-from ._heads import kind_of, known_heads
+from ._attention import AbstractAttention
+from ._forms import heads_of
+from ._layer import AbstractLayer, map_queries
 
 
 def nonlinearity(mu: AbstractMeasure, theta: VectorLike) -> Float[Array, " D"]:
@@ -16,11 +17,7 @@ def nonlinearity(mu: AbstractMeasure, theta: VectorLike) -> Float[Array, " D"]:
     Zero at every $\theta$ for every Gaussian, and for no other law. Paper: Lemma 2.1 and the remark after it.
     """
     theta = checks.vector("theta", theta, as_measure("mu", mu).dim)
-    return checks.result("the nonlinearity", _nonlinearity(mu, theta))
-
-
-def _nonlinearity(mu, theta):
-    return mu._tilt(theta)._mean() - (mu._mean() + mu._cov() @ theta)
+    return checks.result("the nonlinearity", mu._tilt(theta)._mean() - (mu._mean() + mu._cov() @ theta))
 
 
 def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, ""]:
@@ -50,13 +47,18 @@ def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: Ba
 def _linear_and_missed(
     layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]
 ) -> tuple[Float[Array, "n p"], Float[Array, "n p"]]:
-    origin, heads = jnp.zeros(layer.dim, queries.dtype), known_heads(layer)
+    origin, heads = jnp.zeros(layer.dim, queries.dtype), heads_of(layer)
     slope = jax.jacfwd(lambda z: layer._output(mu, z))(origin)
     linear = queries @ slope.T
     if heads is None:
         return linear, map_queries(layer, mu, queries) - layer._output(mu, origin) - linear
     missed = jnp.zeros_like(linear)
     for head in heads:  # head by head, so that what is 0 on a Gaussian is 0 without rounding
-        if kind_of(head) == "softmax":
-            missed += jax.vmap(lambda theta: _nonlinearity(mu, theta))(queries @ head.U.T) @ head.V.T
+        missed += jax.vmap(lambda u, head=head: _remainder(head, mu, u))(queries @ head.U.T) @ head.V.T
     return linear, missed
+
+
+def _remainder(head: AbstractAttention, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, " D"]:
+    """What a reading is more than its first-order expansion in u; for softmax `nonlinearity`."""
+    zero = jnp.zeros_like(u)
+    return head.reading(mu, u) - (head.reading(mu, zero) + head.reading_slope(mu, zero) @ u)

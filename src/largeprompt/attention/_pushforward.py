@@ -6,8 +6,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian, as_measure
 
-from ._attention import AbstractLayer
-from ._heads import known_heads
+from ._forms import known_heads
+from ._layer import AbstractLayer
 
 
 def _affine_map(layer: AbstractLayer, mu: Gaussian) -> tuple[Float[Array, "p D"], Float[Array, " p"]]:

@@ -8,7 +8,7 @@ from largeprompt._typing import VectorLike
 from largeprompt.measures import AbstractMeasure
 from largeprompt.measures._from_sampler import sampled_parts, with_log_weights
 
-from ._attention import AbstractLayer
+from ._layer import AbstractLayer
 
 
 def output_stderr(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:

@@ -3,9 +3,9 @@
 from ._choice import trainer_for as trainer_for
 from ._form import refusal as refusal
 from ._fused import FusedTrainer as FusedTrainer
-from ._gpu import Fleet as Fleet
+from ._gpu import GpuBatch as GpuBatch
+from ._gpu import GpuRun as GpuRun
 from ._gpu import GpuTrainer as GpuTrainer
-from ._gpu import Leg as Leg
-from ._gpu import Voyage as Voyage
+from ._gpu import Segment as Segment
 from ._prompt_sums import gaussian_prompt_sums as gaussian_prompt_sums
 from ._prompt_sums import sum_count as sum_count

@@ -78,7 +78,7 @@ class Room(NamedTuple):
     moved: Any
 
 
-class Voyage(NamedTuple):
+class GpuRun(NamedTuple):
     """A training to carry out: from a state to `stop`, keeping the states after the steps in `marks`, in order."""
 
     training: Training
@@ -87,7 +87,7 @@ class Voyage(NamedTuple):
     marks: Sequence[int] | np.ndarray = ()
 
 
-class Leg(NamedTuple):
+class Segment(NamedTuple):
     """How far a launch has brought a training: its state, and what was kept on the way, steps first in every array."""
 
     state: State
@@ -98,59 +98,58 @@ class Leg(NamedTuple):
 _compiled: set[Any] = set()  # loops
 
 
-class Fleet:
+class GpuBatch:
     """Trainings of any lengths, laws and shapes on one GPU."""
 
-    def __init__(self, voyages: Sequence[Voyage]):
-        for voyage in voyages:
-            steps = [voyage.state.step, *voyage.marks]
-            if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > voyage.stop:
-                raise ValueError(f"marks are {voyage.marks}; they must increase from above {steps[0]} to {voyage.stop}")
-        self._forms = [Form(voyage.training, voyage.state.layers) for voyage in voyages]
-        kinds = [_kind(voyage.training, form) for voyage, form in zip(voyages, self._forms, strict=True)]
-        squadrons = []
+    def __init__(self, runs: Sequence[GpuRun]):
+        for run in runs:
+            steps = [run.state.step, *run.marks]
+            if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > run.stop:
+                raise ValueError(f"marks are {run.marks}; they must increase from above {steps[0]} to {run.stop}")
+        self._forms = [Form(run.training, run.state.layers) for run in runs]
+        kinds = [_kind(run.training, form) for run, form in zip(runs, self._forms, strict=True)]
+        groups = []
         for kind in dict.fromkeys(kinds):
-            members = [i for i, other in enumerate(kinds) if other == kind]
-            sailing = [(voyages[i], self._forms[i]) for i in members]
-            squadrons.append((members, _Squadron(*kind, sailing)))
-        self._squadrons = sorted(squadrons, key=lambda squadron: -squadron[1].longest)
-        self._under_way: list[tuple[list[int], _Squadron]] = []
-        self._layers = [voyage.state.layers for voyage in voyages]
+            numbers = [i for i, other in enumerate(kinds) if other == kind]
+            groups.append((numbers, _Group(*kind, [(runs[i], self._forms[i]) for i in numbers])))
+        self._groups = sorted(groups, key=lambda group: -group[1].longest)
+        self._running: list[tuple[list[int], _Group]] = []
+        self._layers = [run.state.layers for run in runs]
 
     @property
     def shares(self) -> list[float]:
         """Of the card, that each training takes while it is under way."""
-        found = {i: squadron.share for members, squadron in self._squadrons for i in members}
+        found = {i: group.share for numbers, group in self._groups for i in numbers}
         return [found[i] for i in range(len(found))]
 
-    def advance(self, seconds: float = SECONDS) -> dict[int, Leg]:
+    def advance(self, seconds: float = SECONDS) -> dict[int, Segment]:
         """A launch of about that long, and what came of it."""
         self.launch(seconds)
-        return self.land()
+        return self.collect()
 
     def launch(self, seconds: float = SECONDS) -> None:
         """Set all trainings that are not at their end to work for about that long, without waiting for them.
 
         Those with most to do come first: where a card cannot hold all at once, others follow as these end.
         """
-        self._under_way = [squadron for squadron in self._squadrons if squadron[1].embark()]
-        if not self._under_way:
+        self._running = [group for group in self._groups if group[1].prepare()]
+        if not self._running:
             return
-        for _, squadron in self._under_way:  # before a clock runs
-            squadron.compile()
-        self._deadline = self._under_way[0][1].on_card(np.zeros(1, np.int64))
-        for _, squadron in self._under_way:  # only now: a copy to the card waits for all that was launched before
-            squadron.launch(seconds, self._deadline)
+        for _, group in self._running:  # before a clock runs
+            group.compile()
+        self._deadline = self._running[0][1].on_card(np.zeros(1, np.int64))
+        for _, group in self._running:  # only now: a copy to the card waits for all that was launched before
+            group.launch(seconds, self._deadline)
 
-    def land(self) -> dict[int, Leg]:
+    def collect(self) -> dict[int, Segment]:
         """Wait for the launch; the trainings that it moved, by their number. None is left: an empty one."""
-        legs = {}
-        for members, squadron in self._under_way:
-            for i, (step, vector, diverged, steps, kept) in squadron.land().items():
-                form, layers = self._forms[members[i]], self._layers[members[i]]
+        segments = {}
+        for numbers, group in self._running:
+            for i, (step, vector, diverged, steps, kept) in group.collect().items():
+                form, layers = self._forms[numbers[i]], self._layers[numbers[i]]
                 state = State(step, form.layers(layers, vector), form.in_order(diverged))
-                legs[members[i]] = Leg(state, steps, form.layers(layers, kept))
-        return legs
+                segments[numbers[i]] = Segment(state, steps, form.layers(layers, kept))
+        return segments
 
 
 def _kind(training: Training, form: Form) -> tuple[Kind, int]:
@@ -168,36 +167,36 @@ def _kind(training: Training, form: Form) -> tuple[Kind, int]:
     return Kind(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
 
 
-class _Squadron:
+class _Group:
     """Trainings of one kind, and what the card holds of them."""
 
-    def __init__(self, kind: Kind, parts: int, sailing: Sequence[tuple[Voyage, Form]]):
+    def __init__(self, kind: Kind, parts: int, members: Sequence[tuple[GpuRun, Form]]):
         from ._gpu_kernel import cuda, train  # imports what is an extra
 
         self._cuda, self._kind, self._loop = cuda, kind, train(kind)
         self._threads, self._shared = kind.prompts * parts, kind.shared_bytes(parts)
         self._stream = self._cuda.stream()
-        self._stops = np.array([voyage.stop for voyage, _ in sailing])
-        self._marks = [np.asarray(voyage.marks, np.int64) for voyage, _ in sailing]
-        self._seen = np.zeros(len(sailing), np.int64)
-        cost = np.array([_WITHOUT_TOKENS + (form.length if form.softmax is not None else 0.0) for _, form in sailing])
-        cost *= self._stops - np.array([voyage.state.step for voyage, _ in sailing])
+        self._stops = np.array([run.stop for run, _ in members])
+        self._marks = [np.asarray(run.marks, np.int64) for run, _ in members]
+        self._seen = np.zeros(len(members), np.int64)
+        cost = np.array([_WITHOUT_TOKENS + (form.length if form.softmax is not None else 0.0) for _, form in members])
+        cost *= self._stops - np.array([run.state.step for run, _ in members])
         self.longest, self._ranked = float(np.max(cost)), np.argsort(-cost, kind="stable")
-        self._whole = np.zeros((len(sailing), len(WHOLE)), np.int64)
-        numbers = np.zeros((len(sailing), len(NUMBERS)))
-        for i, (voyage, form) in enumerate(sailing):
-            training, law = voyage.training, form.law
+        self._whole = np.zeros((len(members), len(WHOLE)), np.int64)
+        numbers = np.zeros((len(members), len(NUMBERS)))
+        for i, (run, form) in enumerate(members):
+            training, law = run.training, form.law
             seed = training.seed
-            diverged = [-1 if at is None else at for at in form.ordered(voyage.state.diverged)]
+            diverged = [-1 if at is None else at for at in form.ordered(run.state.diverged)]
             of_law = (int(law.plain), int(law.diagonal))
-            at = (voyage.state.step, voyage.state.step, 0, diverged[0], diverged[-1])
+            at = (run.state.step, run.state.step, 0, diverged[0], diverged[-1])
             self._whole[i] = (form.length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
             scales = [w.scale for w in form.weights]
             numbers[i] = (law.noise, training.rate * training.loss_factor, scales[0], scales[-1])
         to_card = self._cuda.to_device
-        laws = Laws(*(np.stack([getattr(form.law, name) for _, form in sailing]) for name in Laws._fields))
+        laws = Laws(*(np.stack([getattr(form.law, name) for _, form in members]) for name in Laws._fields))
         self._laws, self._numbers = Laws(*map(to_card, laws)), to_card(numbers)
-        self._states = to_card(np.stack([form.vector(voyage.state.layers) for voyage, form in sailing]))
+        self._states = to_card(np.stack([form.vector(run.state.layers) for run, form in members]))
         self._rooms = [self._room(heads) for heads in kind.layers]
 
     def _room(self, heads: Heads) -> Room:
@@ -205,7 +204,7 @@ class _Squadron:
         fields = heads.fields(self._kind.d + 1).values()
         return Room(*(self._cuda.to_device(np.zeros((runs, *shape), kind)) for shape, kind in fields))
 
-    def embark(self) -> bool:
+    def prepare(self) -> bool:
         """Bring what a launch needs to the card, the longest runs first; whether there is any to launch."""
         if not np.any(self._left() > 0):
             return False
@@ -265,7 +264,7 @@ class _Squadron:
                 speed,
             )
 
-    def land(self) -> dict[int, tuple]:
+    def collect(self) -> dict[int, tuple]:
         """Wait for the launch; what became of each training that was in it."""
         self._stream.synchronize()
         whole, kept = (part.copy_to_host() for part in self._on_card)
@@ -311,7 +310,7 @@ class GpuTrainer(AbstractTrainer):
         super().__init__(training, layers)
 
     def _advance(self, state: State, stop: int) -> State:
-        fleet = Fleet([Voyage(self._training, state, stop)])
-        while legs := fleet.advance():
-            state = legs[0].state
+        batch = GpuBatch([GpuRun(self._training, state, stop)])
+        while segments := batch.advance():
+            state = segments[0].state
         return state._replace(step=stop)

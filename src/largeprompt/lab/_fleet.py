@@ -17,7 +17,7 @@ import xarray as xr
 from largeprompt._device import jax_gpu
 from largeprompt._progress import Progress
 from largeprompt.dynamics import State
-from largeprompt.engine import Fleet, Leg, Voyage
+from largeprompt.engine import GpuBatch, GpuRun, Segment
 
 from ._course import Stretch, alone, risks, risks_of, warm_up
 from ._engines import with_engines
@@ -84,7 +84,7 @@ class _Work:
         if not self._sittings:
             return
         numbers = list(self._sittings)
-        fleet = Fleet([self._voyage(self._sittings[i]) for i in numbers])
+        fleet = GpuBatch([self._voyage(self._sittings[i]) for i in numbers])
         began = launched = saved = recorded = time.monotonic()
         ending, speeds = [], {}
         with ThreadPoolExecutor(4) as writers:
@@ -92,7 +92,7 @@ class _Work:
             self._preparing = True
             threading.Thread(target=self._prepare, daemon=True).start()  # only now: compiling wants the processor
             while self._sittings:
-                legs = {numbers[i]: leg for i, leg in fleet.land().items()}
+                legs = {numbers[i]: leg for i, leg in fleet.collect().items()}
                 landed = time.monotonic()
                 speeds |= {i: self._move(i, leg) / max(landed - launched, 1e-9) for i, leg in legs.items()}
                 for i in legs:  # its share of the GPU's time
@@ -140,7 +140,7 @@ class _Work:
     def _is_at_its_end(self, i: int) -> bool:
         return self._ahead[i][0].step == self._sittings[i].run.steps
 
-    def _move(self, i: int, leg: Leg) -> int:
+    def _move(self, i: int, leg: Segment) -> int:
         """Take down where a launch has brought a run; how many steps that are."""
         state, stretches = self._ahead.get(i, (self._sittings[i].state, []))
         self._ahead[i] = leg.state, [*stretches, Stretch(leg.steps, leg.kept, leg.state.diverged)]
@@ -158,9 +158,9 @@ class _Work:
                 sitting.course.extend(stretch, *next(left))
             sitting.state = state
 
-    def _voyage(self, sitting: Sitting) -> Voyage:
+    def _voyage(self, sitting: Sitting) -> GpuRun:
         later = sitting.course.all_due[sitting.course.all_due > sitting.state.step]
-        return Voyage(sitting.run.training(), sitting.state, sitting.run.steps, later)
+        return GpuRun(sitting.run.training(), sitting.state, sitting.run.steps, later)
 
     def _finish(self, i: int, sitting: Sitting) -> None:
         try:

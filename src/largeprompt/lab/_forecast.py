@@ -91,21 +91,21 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
     """Steps a second of a run of each kind, and the share that it takes of a GPU meanwhile."""
     if not kinds:
         return {}, {}
-    from largeprompt.engine import Fleet, Voyage  # imports a compiler
+    from largeprompt.engine import GpuBatch, GpuRun  # imports a compiler
 
     speeds, shares, names = {}, {}, list(kinds)
     while names:
         some = names[:_AT_ONCE]
         runs, factors = zip(*(_shorter(kinds[name]) for name in some), strict=True)
         with jax.default_device(jax.devices("cpu")[0]):
-            fleet = Fleet([Voyage(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
-        first = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS / 10).items()}  # compiles
+            batch = GpuBatch([GpuRun(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
+        first = {i: segment.state.step for i, segment in batch.advance(_LAUNCH_SECONDS / 10).items()}  # compiles
         began = time.monotonic()
-        then = {i: leg.state.step for i, leg in fleet.advance(_LAUNCH_SECONDS).items()}
+        then = {i: segment.state.step for i, segment in batch.advance(_LAUNCH_SECONDS).items()}
         taken = max(time.monotonic() - began, 1e-9)
         for i in sorted({*first, *then}):  # others had no room beside these
             moved, seconds = (then[i] - first.get(i, 0), taken) if i in then else (first[i], _LAUNCH_SECONDS / 10)
-            speeds[some[i]], shares[some[i]] = moved / seconds / factors[i], fleet.shares[i]
+            speeds[some[i]], shares[some[i]] = moved / seconds / factors[i], batch.shares[i]
         names = [name for name in names if name not in speeds]
     return speeds, shares
 

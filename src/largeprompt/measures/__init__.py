@@ -3,6 +3,7 @@
 from ._affine import Affine as Affine
 from ._cube import Cube as Cube
 from ._empirical import Empirical as Empirical
+from ._expectation import Expectation as Expectation
 from ._from_cgf import FromCGF as FromCGF
 from ._from_sampler import FromSampler as FromSampler
 from ._gaussian import Gaussian as Gaussian

@@ -5,6 +5,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
+from ._expectation import Expectation
 from ._measure import AbstractMeasure, as_measure
 
 
@@ -38,6 +39,25 @@ class Affine(AbstractMeasure):
 
     def _cov(self):
         return self.A @ self.mu._cov() @ self.A.T
+
+    def _expectation(self, f, u, breaks):
+        """⟨u, As + b⟩ is the score of s along Aᵀu, moved by ⟨u, b⟩."""
+        shift = u @ self.b
+        base = self.mu._expectation(lambda s: f(s + shift), self.A.T @ u, breaks - shift)
+        moved = self.A @ base.times_z
+        cross = jnp.outer(moved, self.b)
+        second = self.A @ base.times_zz @ self.A.T + cross + cross.T + base.value * jnp.outer(self.b, self.b)
+        return Expectation(base.value, moved + base.value * self.b, second, base.stderr)
+
+    def _quartic(self, f, u, breaks, A, B):
+        shift = u @ self.b
+        top = jnp.concatenate([self.A, self.b[:, None]], axis=1)
+        onto = jnp.concatenate([top, jnp.zeros_like(top[:1]).at[0, -1].set(1)])
+        forms = (onto.T @ form @ onto for form in (A, B))
+        return self.mu._quartic(lambda s: f(s + shift), self.A.T @ u, breaks - shift, *forms)
+
+    def _averages_exactly(self):
+        return self.mu._averages_exactly()
 
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.mu._sample(key, n) @ self.A.T + self.b

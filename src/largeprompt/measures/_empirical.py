@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
+from ._expectation import token_expectation, token_quartic
 from ._measure import AbstractMeasure
 from ._streaming import tilted_cov, tilted_fourth, tilted_log_mass, tilted_mean
 
@@ -59,6 +60,15 @@ class Empirical(AbstractMeasure):
 
     def _fourth(self, b, A, B):
         return tilted_fourth(self.points, self.log_weights, self.theta, b, A, B)
+
+    def _expectation(self, f, u, breaks):
+        return token_expectation(self.points, self.log_weights, self.theta, f, u)
+
+    def _quartic(self, f, u, breaks, A, B):
+        return token_quartic(self.points, self.log_weights, self.theta, f, u, A, B)
+
+    def _averages_exactly(self):
+        return True
 
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]

@@ -12,6 +12,7 @@ from largeprompt import _checks as checks
 from largeprompt._typing import VectorLike
 
 from ._empirical import Empirical
+from ._expectation import token_expectation
 from ._functions import as_pytree
 from ._measure import AbstractMeasure
 from ._worth import FewTokensWarning, Worth, worth
@@ -73,6 +74,19 @@ class FromSampler(AbstractMeasure):
     def _fourth(self, b, A, B):
         warn_of_few(self, 4)
         return self.stand_in._fourth(b, A, B)
+
+    def _expectation(self, f, u, breaks):
+        warn_of_few(self, 2)
+        there = self.stand_in
+        return token_expectation(there.points, there.log_weights, there.theta, f, u, sampled=True)
+
+    def _quartic(self, f, u, breaks, A, B):
+        warn_of_few(self, 4)
+        return self.stand_in._quartic(f, u, breaks, A, B)
+
+    def _averages_exactly(self):
+        """They are those of the stand-in, as all else here is."""
+        return True
 
     def _sample(self, key: PRNGKeyArray, n: int):
         """From the sampler itself; from the weighted stand-in once tilted."""

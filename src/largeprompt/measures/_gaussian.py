@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
+from ._expectation import Expectation, normal_derivatives, normal_nodes
 from ._fourth_moments import of_second_cumulants
 from ._measure import AbstractMeasure
 
@@ -60,6 +61,29 @@ class Gaussian(AbstractMeasure):
 
     def _fourth(self, b, A, B):
         return of_second_cumulants(self.Gamma, b, A, B)
+
+    def _expectation(self, f, u, breaks):
+        r"""$E f(s)z = E f\,m + E f'\,\Gamma u$ with $s\sim N(u\cdot m, u^\top\Gamma u)$, likewise the square."""
+        m, along = self.m, self.Gamma @ u
+        value, slope, curvature = normal_derivatives(f, u @ m, u @ along, breaks)
+        cross = jnp.outer(m, along)
+        second = (
+            value * (self.Gamma + jnp.outer(m, m)) + slope * (cross + cross.T) + curvature * jnp.outer(along, along)
+        )
+        return Expectation(value, value * m + slope * along, second, jnp.zeros_like(value))
+
+    def _quartic(self, f, u, breaks, A, B):
+        """Given its score, a token is Gaussian with a mean that is affine in the score."""
+        along = self.Gamma @ u
+        deviation, t, weights = normal_nodes(u @ self.m, u @ along, breaks)
+        unit = along / jnp.where(deviation > 0, deviation, 1.0)
+        rest = jnp.zeros_like(A).at[:-1, :-1].set(self.Gamma - jnp.outer(unit, unit))
+        centres = jnp.concatenate([self.m + t[:, None] * unit, jnp.ones_like(t)[:, None]], axis=1)
+        given = jax.vmap(lambda centre: of_second_cumulants(rest, centre, A, B))(centres)
+        return jnp.sum(weights * f(u @ self.m + deviation * t) * given)
+
+    def _averages_exactly(self):
+        return True
 
     def _sample(self, key: PRNGKeyArray, n: int):
         root = self.root()

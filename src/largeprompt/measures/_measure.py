@@ -1,7 +1,9 @@
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -10,9 +12,11 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown, is_known
 from largeprompt._typing import VectorLike
 
+from ._expectation import Expectation, ScoreFunction, token_expectation, token_quartic
 from ._fourth_moments import of_cumulants
 
 Measure = TypeVar("Measure", bound="AbstractMeasure")
+_SAMPLE = 2**14  # tokens of a fixed sample
 
 
 class AbstractMeasure(AbstractShown):
@@ -65,6 +69,41 @@ class AbstractMeasure(AbstractShown):
     def _fourth(self, b: Float[Array, " D"], A: Float[Array, "D D"], B: Float[Array, "D D"]) -> Float[Array, ""]:
         """E (yᵀAy)(yᵀBy) for y = z - mean + b and symmetric A, B."""
         return of_cumulants(lambda s: self._tilt(s)._cov(), self._cov(), b, A, B)
+
+    def _expectation(self, f: ScoreFunction, u: Float[Array, " D"], breaks: Float[Array, " b"]) -> Expectation:
+        """By default over a fixed sample; derivatives in the measure's own numbers do not see its tokens move."""
+        tokens = self._fixed_sample()
+        return token_expectation(tokens, None, jnp.zeros_like(u), f, u, sampled=True)
+
+    def _quartic(
+        self,
+        f: ScoreFunction,
+        u: Float[Array, " D"],
+        breaks: Float[Array, " b"],
+        A: Float[Array, "D1 D1"],
+        B: Float[Array, "D1 D1"],
+    ) -> Float[Array, ""]:
+        """E f(s) (xᵀAx)(xᵀBx) for x = (z, 1) and symmetric A, B."""
+        return token_quartic(self._fixed_sample(), None, jnp.zeros_like(u), f, u, A, B)
+
+    def _averages_exactly(self) -> bool:
+        """Whether `_expectation` and `_quartic` are exact, and not averages over a fixed sample."""
+        return False
+
+    def _fixed_sample(self) -> Float[Array, "n D"]:
+        """The tokens that stand for a measure where no exact average is known, always the same."""
+        return jax.lax.stop_gradient(self._sample(jax.random.key(0), _SAMPLE))
+
+    def expectation(self, f: ScoreFunction, u: VectorLike, breaks: Sequence[float] = ()) -> Expectation:
+        r"""$E f(s)$, $E f(s)z$ and $E f(s)zz^\top$ with the score $s = \langle u, z\rangle$.
+
+        `f` acts on an array of scores, entry by entry; `breaks` are the scores at which it has a kink or a jump, or
+        between which it varies on a scale of its own. Exact for a `Gaussian` (a one-dimensional integral), an
+        `Empirical`, and what is made of them; over a fixed sample elsewhere, with the standard error of $E f(s)$.
+        """
+        u = checks.vector("u", u, self.dim)
+        found = self._expectation(f, u, jnp.asarray(breaks, u.dtype))
+        return jax.tree.map(lambda moment: checks.result("the expectation", moment), found)
 
     def cgf(self, theta: VectorLike) -> Float[Array, ""]:
         r"""The cumulant generating function $\Lambda_\mu(\theta)$."""

@@ -10,6 +10,7 @@ from largeprompt._display import is_known
 from largeprompt._typing import Numbers
 
 from ._empirical import enclosing_radius
+from ._expectation import weighted_sum
 from ._measure import AbstractMeasure, as_measure
 
 
@@ -76,6 +77,16 @@ class Mixture(AbstractMeasure):
         shifts = b + means - jnp.exp(self.log_weights) @ means
         parts = jnp.stack([mu._fourth(shift, A, B) for mu, shift in zip(self.components, shifts, strict=True)])
         return jnp.exp(self.log_weights) @ jnp.where(self._held(), parts, 0)
+
+    def _expectation(self, f, u, breaks):
+        return weighted_sum(jnp.exp(self.log_weights), [mu._expectation(f, u, breaks) for mu in self.components])
+
+    def _quartic(self, f, u, breaks, A, B):
+        parts = jnp.stack([mu._quartic(f, u, breaks, A, B) for mu in self.components])
+        return jnp.exp(self.log_weights) @ jnp.where(self._held(), parts, 0)
+
+    def _averages_exactly(self):
+        return all(mu._averages_exactly() for mu in self.components)
 
     def _sample(self, key: PRNGKeyArray, n: int):
         choice, *keys = jax.random.split(key, 1 + len(self.components))

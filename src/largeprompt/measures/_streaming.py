@@ -70,6 +70,18 @@ def _fold(whole, step, carry):
     return jax.lax.fori_loop(0, whole, step, carry) if whole else carry
 
 
+def folded(part, points, log_weights, chunk):
+    """The sum of `part(tokens, log_weights)` over all tokens, a chunk at a time, in either mode of differentiation."""
+    whole, head, read = _chunked(points, log_weights, chunk)
+
+    @jax.checkpoint
+    def step(total, i):
+        return jax.tree.map(jnp.add, total, part(*read(head + i * chunk, chunk))), None
+
+    start = part(*read(0, head))
+    return jax.lax.scan(step, start, jnp.arange(whole))[0] if whole else start
+
+
 def _streamed_sums(points, log_weights, thetas):
     """Σ_l 2^{s_l - M} z_l, Σ_l 2^{s_l - M} and the shift M, for each tilt, with scores s in units of log 2."""
     n = thetas.shape[0]

@@ -1,0 +1,69 @@
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from largeprompt._typing import Numbers
+from largeprompt.measures import AbstractMeasure
+
+from ._attention import AbstractAttention, checked_parameters
+
+
+class LinearAttention(AbstractAttention):
+    r"""Normalised linear attention on measures, $T[\mu](z) = V\,E_\mu[zz^\top]\,Uz$.
+
+    On an `Empirical` measure this is $\frac1L\sum_l \langle Uz, z_l\rangle V z_l$. The influence of a token is
+    $z'z'^\top u - Su$ with $S = E\,zz^\top$: errors are fourth moments, there is no bias, and the 1/L law is exact at
+    every L. Paper: Appendix B.2.
+    """
+
+    U: Float[Array, "D D"]
+    V: Float[Array, "p D"]
+    kind: ClassVar[str] = "linear"
+
+    def __init__(self, U: Numbers, V: Numbers):
+        self.U, self.V = checked_parameters(U, V)
+
+    def reading(self, mu, u):
+        return self.reading_slope(mu, u) @ u
+
+    def reading_slope(self, mu, u):
+        m = mu._mean()
+        return mu._cov() + jnp.outer(m, m)
+
+    def influence(self, mu, u, tokens):
+        return (tokens @ u)[:, None] * tokens - self.reading(mu, u)
+
+    def slope_influence(self, mu, u, tokens):
+        return tokens[:, :, None] * tokens[:, None, :] - self.reading_slope(mu, u)
+
+    def error_covariance(self, mu, u, other, v, tokens=None):
+        if tokens is None and other.kind == "softmax":  # which knows the common form
+            return other.error_covariance(mu, v, self, u).T
+        if tokens is not None or type(other) is not LinearAttention:
+            return super().error_covariance(mu, u, other, v, tokens)
+        zero, S = jnp.zeros_like(u), self.reading_slope(mu, u)
+        along = lambda s: jax.jvp(lambda s: tilted_second_moment(mu, s), (s,), (v,))[1]  # noqa: E731
+        return jax.jvp(along, (zero,), (u,))[1] - jnp.outer(S @ u, S @ v)
+
+    def slope_error(self, mu, u, A, B, tokens=None):
+        if tokens is not None:
+            return super().slope_error(mu, u, A, B, tokens)
+        S = self.reading_slope(mu, u)
+        return mu._fourth(mu._mean(), A, B) - jnp.sum((B @ S) * (S @ A))
+
+    def reading_bias(self, mu, u, tokens=None):
+        return jnp.zeros_like(u)
+
+    def errors_are_exact(self, mu, other=None):
+        if other is not None and other.kind == "softmax":
+            return other.errors_are_exact(mu, self)
+        return other is None or type(other) is LinearAttention or super().errors_are_exact(mu, other)
+
+
+def tilted_second_moment(mu: AbstractMeasure, s: Float[Array, " D"]) -> Float[Array, "D D"]:
+    """E zzᵀ e^{⟨s,z⟩}, whose derivatives at 0 are moments of higher order."""
+    tilted = mu._tilt(s)
+    mean = tilted._mean()
+    return jnp.exp(mu._cgf(s)) * (tilted._cov() + jnp.outer(mean, mean))
