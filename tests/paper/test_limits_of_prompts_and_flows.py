@@ -9,6 +9,7 @@ import xarray as xr
 from judging import judged
 from largeprompt.lab import Store
 from largeprompt.paper import Choice
+from largeprompt.paper.experiment import Computation
 from largeprompt.paper.experiments import CLAIMS
 from largeprompt.paper.experiments.flow_limits import SINGULAR, Descents, FlowLimits
 
@@ -25,7 +26,7 @@ def results(tmp_path_factory):
     """What the claims about infinite prompts need, kept and read back."""
     store = Store(tmp_path_factory.mktemp("store"))
     needed = {need for key in LIMITS for need in CLAIMS[key].needs(SMOKE)}
-    return {need: store.save(need, need.compute(), {}) for need in needed}
+    return {need: store.save(need, need.compute(), {}) for need in needed if isinstance(need, Computation)}
 
 
 def followed(piece) -> xr.Dataset:
