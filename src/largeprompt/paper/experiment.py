@@ -11,29 +11,30 @@ import xarray as xr
 from largeprompt import __version__
 from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import Chart
-from largeprompt.paper.choice import ISOTROPIC, Choice
+from largeprompt.paper.choice import ISOTROPIC, Choice, covariates
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
     """One measurement or exact computation as data: its fields say all of it, and it gives one dataset.
 
-    A kind defines `title`, `seconds` (about how long it takes on one core, compilation included) and `_compute`; it
-    raises its `version` when the same fields come to give other numbers. Fields are numbers, texts, tuples of them, and
+    A kind defines its `words`, which may name fields in braces, `_compute`, and `seconds` if it takes long; it raises
+    its `version` when the same fields come to give other numbers. Fields are numbers, texts, tuples of them, and
     frozen dataclasses of such.
     """
 
+    words: ClassVar[str]
     version: ClassVar[int] = 1
 
     @property
     def title(self) -> str:
-        """A few words for a progress bar."""
-        raise NotImplementedError
+        """What is computed, in a few words, for a progress bar."""
+        return self.words.format(**vars(self))
 
     @property
     def seconds(self) -> float:
-        """About how long it takes on one core."""
-        raise NotImplementedError
+        """About how long it takes on one core, compilation included."""
+        return 4.0
 
     def compute(self, progress: Progress | None = None) -> xr.Dataset:
         """The dataset, with the settings it comes from."""
@@ -62,12 +63,15 @@ Needed = Run | Computation
 class Experiment:
     """One question: what it needs, the dataset made of that, how it is drawn, and its main numbers.
 
-    The anisotropic experiment is the same one with another `covariance`. One that is not `drawn` is there for claims.
+    The anisotropic experiment is the same one with another `covariance`. A kind says in `words` what it shows, which
+    may name the `{covariates}`, and in `look` what a reader should look for. One that is not `drawn` is for claims.
     """
 
     key: str
     covariance: str = ISOTROPIC
     drawn: ClassVar[bool] = True
+    words: ClassVar[str] = ""
+    look: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -77,12 +81,7 @@ class Experiment:
     @property
     def title(self) -> str:
         """What it shows, in a line."""
-        raise NotImplementedError
-
-    @property
-    def look(self) -> str:
-        """What a reader should look for, in a sentence or two."""
-        raise NotImplementedError
+        return self.words.format(covariates=covariates(self.covariance))
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         """The training runs and computations that it is made from."""

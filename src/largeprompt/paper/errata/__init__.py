@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from importlib import resources
 from inspect import cleandoc
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import xarray as xr
@@ -83,11 +83,9 @@ def markdown(evidence_by_key: Mapping[str, Evidence]) -> str:
 class Errata(Computation):
     """The evidence of every erratum, as JSON in the attribute `evidence`."""
 
-    keys: tuple[str, ...] = tuple(erratum.key for erratum in ERRATA)
+    words: ClassVar[str] = "errata"
 
-    @property
-    def title(self) -> str:
-        return "errata"
+    keys: tuple[str, ...] = tuple(erratum.key for erratum in ERRATA)
 
     @property
     def seconds(self) -> float:

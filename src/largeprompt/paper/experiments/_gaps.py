@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,6 +35,8 @@ class Gaps(Computation):
     attention from the same limit. `size` is the squared norm of linear attention's own gradient.
     """
 
+    words: ClassVar[str] = "gaps before training, {covariance}"
+
     covariance: str
     lengths: tuple[int, ...]
     heads: int
@@ -49,10 +51,6 @@ class Gaps(Computation):
             checks.count(name, getattr(self, name), at_least=least)
         if self.measured_heads > self.heads:
             object.__setattr__(self, "measured_heads", self.heads)
-
-    @property
-    def title(self) -> str:
-        return f"gaps before training, {self.covariance}"
 
     @property
     def seconds(self) -> float:
@@ -143,6 +141,7 @@ class Gaps(Computation):
 
 def standard_error(rows: np.ndarray) -> Any:
     """Of the mean over the first axis; not a number where that has one row."""
+
     n = len(rows)
     return rows.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.full(rows.shape[1:], math.nan)
 

@@ -1,7 +1,8 @@
 """What the experiments along training share: all seeds at some lengths, and flows at the recorded steps of a run."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -34,24 +35,32 @@ class AllSeeds(Experiment):
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
         runs = choice.all_runs(self.covariance, self.lengths(choice))
         steps = choice.protocol.record.steps(choice.protocol.steps)
-        shape = (len(runs), max(map(len, runs.values())))
-        distance = np.full((*shape, len(steps)), np.nan)
-        risk = np.full((len(MEMBERS), *distance.shape), np.nan)
-        verdict = np.full((len(MEMBERS), *shape), "", dtype="<U10")
-        for j, of_length in enumerate(runs.values()):
-            for k, data in enumerate(results[run].sel(member=list(MEMBERS)) for run in of_length):
-                distance[j, k], risk[:, j, k], verdict[:, j, k] = data.distance, data.risk, data.verdict
         dims = ("L", "seed", "step")
         return xr.Dataset(
             {
-                "distance": (dims, distance),
-                "risk": (("member", *dims), risk),
-                "verdict": (("member", "L", "seed"), verdict),
+                "distance": (dims, stacked(runs, results, "distance")),
+                "risk": (("member", *dims), stacked(runs, results, "risk")),
+                "verdict": (("member", "L", "seed"), stacked(runs, results, "verdict", "")),
                 "seeds": ("L", [len(of_length) for of_length in runs.values()]),
             },
             {"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "step": steps},
             {"covariance": self.covariance, "steps": choice.protocol.steps},
         )
+
+
+def stacked(
+    runs: Mapping[int, Sequence[Run]], results: Results, name: str, missing: float | str = math.nan
+) -> np.ndarray:
+    """A variable of runs by attention, if it has one, length and seed, and all else; `missing` for seeds not run."""
+    rows = []
+    most = max(map(len, runs.values()))
+    for of_length in runs.values():
+        found = [results[run][name] for run in of_length]
+        axis = int("member" in found[0].dims)
+        values = [(data.sel(member=list(MEMBERS)) if axis else data).values for data in found]
+        values += [np.full_like(values[0], missing)] * (most - len(values))
+        rows.append(np.stack(values, axis))
+    return np.stack(rows, axis)
 
 
 def too_short(data: xr.Dataset) -> Finding | None:

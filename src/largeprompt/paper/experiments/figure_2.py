@@ -20,6 +20,7 @@ from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Ser
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, Choice, covariates
 from largeprompt.paper.claims import Check, Finding, claim, widened, worst
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
+from largeprompt.paper.experiments._training import stacked
 
 TRAPS: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
     "smoke": (),
@@ -37,6 +38,7 @@ class Levels(Computation):
     at all if that is None. NaN is where none was found. A point that is neither for sure counts as a minimum.
     """
 
+    words: ClassVar[str] = "least risks, {covariance}"
     version: ClassVar[int] = 2
 
     covariance: str
@@ -45,10 +47,6 @@ class Levels(Computation):
     d: int = 5
     noise: float = 0.1
     query_sigma: str | None = None
-
-    @property
-    def title(self) -> str:
-        return f"least risks, {self.covariance}"
 
     @property
     def seconds(self) -> float:
@@ -93,17 +91,12 @@ _SMOOTH = 9  # lengths from which exact curves look smooth
 class FinalRisk(Experiment):
     """Risks at convergence, trapped runs as their own marks, on the exact optima and what bounds them from below."""
 
-    @property
-    def title(self) -> str:
-        return f"Risk at the end of training, {covariates(self.covariance)}"
-
-    @property
-    def look(self) -> str:
-        return (
-            "Runs that find the optimum lie on the exact curves: linear attention below softmax at every length, both "
-            "above the Bayes risk and falling to the noise floor. Crosses are runs that ended in a spurious minimum; "
-            "dotted lines are where theory puts the lowest minimum and the lowest saddle."
-        )
+    words: ClassVar[str] = "Risk at the end of training, {covariates}"
+    look: ClassVar[str] = (
+        "Runs that find the optimum lie on the exact curves: linear attention below softmax at every length, both "
+        "above the Bayes risk and falling to the noise floor. Crosses are runs that ended in a spurious minimum; "
+        "dotted lines are where theory puts the lowest minimum and the lowest saddle."
+    )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         return (levels(choice, self.covariance), *_trained(choice, self.covariance))
@@ -187,24 +180,15 @@ def _trained(choice: Choice, covariance: str) -> tuple[Needed, ...]:
 def final_risks(choice: Choice, covariance: str, results: Results) -> xr.Dataset:
     """Where every run ended, by attention, length and seed; a seed that was not run at a length is NaN."""
     runs = choice.all_runs(covariance, choice.protocol.lengths)
-    most = max(map(len, runs.values()))
-    shape = (len(MEMBERS), len(runs), most)
-    risk, error = np.full(shape, np.nan), np.full(shape, np.nan)
-    verdict = np.full(shape, "", dtype="<U10")
-    for j, of_length in enumerate(runs.values()):
-        for k, data in enumerate(results[run] for run in of_length):
-            for i, member in enumerate(MEMBERS):
-                here = data.sel(member=member)
-                risk[i, j, k], verdict[i, j, k] = float(here.risk[-1]), str(here.verdict.values)
-                error[i, j, k] = float(here.risk_stderr[-1])
+    risk, error = (stacked(runs, results, name)[..., -1] for name in ("risk", "risk_stderr"))
     dims = ("member", "L", "seed")
     return xr.Dataset(
         {
             "risk": (dims, risk, {"long_name": "exact risk at the last parameters"}),
             "risk_stderr": (dims, error, {"long_name": "standard error of that risk, over its nodes"}),
-            "verdict": (dims, verdict),
+            "verdict": (dims, stacked(runs, results, "verdict", "")),
         },
-        coords={"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "seed": np.arange(most)},
+        coords={"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "seed": np.arange(risk.shape[-1])},
     )
 
 

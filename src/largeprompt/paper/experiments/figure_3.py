@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import math
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
 
 from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import Chart, Panel, Series, sequence
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, Choice, covariates
+from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_over_seeds
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
 from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, too_short
@@ -31,15 +32,9 @@ class InfiniteFlow(Computation):
     After the end of a flow that could not be followed to the last step all is NaN.
     """
 
+    words: ClassVar[str] = "infinite-prompt flow, {run.sigma}, seed {run.weight_seed}"
+
     run: Run
-
-    @property
-    def title(self) -> str:
-        return f"infinite-prompt flow, {self.run.sigma}, seed {self.run.weight_seed}"
-
-    @property
-    def seconds(self) -> float:
-        return 1.0
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         steps, flow = followed(self.run, "linear", math.inf)
@@ -67,17 +62,12 @@ DISTANCES = {
 class Paths(Experiment):
     """Squared distances of parameters along training: between the two attentions, and of each to their common limit."""
 
-    @property
-    def title(self) -> str:
-        return f"Distance of the trained parameters, {covariates(self.covariance)}"
-
-    @property
-    def look(self) -> str:
-        return (
-            "Early in training longer prompts lie lower, for the two attentions and for each against the gradient flow "
-            "of the infinite prompt from the same start. Late they need not: a run that ends in a spurious minimum, or "
-            "slides along a valley, leaves the others behind."
-        )
+    words: ClassVar[str] = "Distance of the trained parameters, {covariates}"
+    look: ClassVar[str] = (
+        "Early in training longer prompts lie lower, for the two attentions and for each against the gradient flow "
+        "of the infinite prompt from the same start. Late they need not: a run that ends in a spurious minimum, or "
+        "slides along a valley, leaves the others behind."
+    )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         return (*choice.runs(self.covariance, PATHS[choice.preset]), *infinite_flows(choice, self.covariance))

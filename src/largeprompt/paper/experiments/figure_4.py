@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -12,10 +13,10 @@ from scipy.signal import find_peaks
 from largeprompt.icl import risk_function
 from largeprompt.lab import VERDICTS, Progress, Run
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, MEMBERS, Choice, covariates
+from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_of_counts, mean_over_seeds, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, too_short
+from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, stacked, too_short
 
 COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
 """The lengths whose risk is followed, by preset."""
@@ -25,12 +26,10 @@ COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)
 class Flow(Computation):
     """The exact risk along the population flow of one member of a run, at its recorded steps; NaN after its end."""
 
+    words: ClassVar[str] = "population flow, {member}, {run.sigma}, L = {run.L}, seed {run.weight_seed}"
+
     run: Run
     member: str
-
-    @property
-    def title(self) -> str:
-        return f"population flow, {self.member}, {self.run.sigma}, L = {self.run.L}, seed {self.run.weight_seed}"
 
     @property
     def seconds(self) -> float:
@@ -53,52 +52,39 @@ def _risks(function, layers):
 class Courses(Experiment):
     """Exact risks along SGD, beside those along the population gradient flow from the same start."""
 
-    @property
-    def title(self) -> str:
-        return f"Risk along training, {covariates(self.covariance)}"
-
-    @property
-    def look(self) -> str:
-        return (
-            "SGD follows the exact population flow from its start, plateau by plateau, down to the least risk of its "
-            "attention or to a spurious minimum above it. Dashed: the flow; thin: each seed."
-        )
+    words: ClassVar[str] = "Risk along training, {covariates}"
+    look: ClassVar[str] = (
+        "SGD follows the exact population flow from its start, plateau by plateau, down to the least risk of its "
+        "attention or to a spurious minimum above it. Dashed: the flow; thin: each seed."
+    )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         return (*choice.runs(self.covariance, COURSES[choice.preset]), *_flows(choice, self.covariance).values())
 
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        runs = {L: [results[r] for r in choice.runs(self.covariance, (L,))] for L in COURSES[choice.preset]}
-        flows = _flows(choice, self.covariance)
-        first = runs[COURSES[choice.preset][0]][0]
-        shape = (len(MEMBERS), len(COURSES[choice.preset]), choice.protocol.seeds)
-        flow, optimum = np.full((*shape, first.sizes["step"]), np.nan), np.empty(shape[:2])
-        risk, verdict, cut = np.empty_like(flow), np.empty(shape, dtype="<U10"), []
-        for i, member in enumerate(MEMBERS):
-            for j, L in enumerate(COURSES[choice.preset]):
-                optimum[i, j] = float(runs[L][0].optimum.sel(member=member))
-                for k, data in enumerate(runs[L]):
-                    here = data.sel(member=member)
-                    risk[i, j, k], verdict[i, j, k] = here.risk.values, str(here.verdict.values)
-                    if (member, L, k) in flows:
-                        followed = results[flows[member, L, k]]
-                        flow[i, j, k] = followed.risk.values
-                        if followed.attrs.get("cut_short"):
-                            cut.append(f"{member}, L = {L}, seed {k}: {followed.attrs['cut_short']}")
+        lengths = COURSES[choice.preset]
+        runs = {L: choice.runs(self.covariance, (L,)) for L in lengths}
+        risk = stacked(runs, results, "risk")
+        flow, cut = np.full_like(risk, np.nan), []
+        for (member, L, seed), item in _flows(choice, self.covariance).items():
+            flow[MEMBERS.index(member), lengths.index(L), seed] = results[item].risk.values
+            if results[item].attrs.get("cut_short"):
+                cut.append(f"{member}, L = {L}, seed {seed}: {results[item].attrs['cut_short']}")
+        first = [results[of_length[0]] for of_length in runs.values()]
         dims = ("member", "L", "seed")
         return xr.Dataset(
             {
                 "risk": ((*dims, "step"), risk, {"long_name": "exact risk along SGD"}),
                 "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
-                "verdict": (dims, verdict),
-                "optimum": (dims[:2], optimum),
-                "Bayes": ("L", [float(runs[L][0].Bayes) for L in COURSES[choice.preset]]),
+                "verdict": (dims, stacked(runs, results, "verdict")),
+                "optimum": (dims[:2], stacked(runs, results, "optimum")[:, :, 0]),
+                "Bayes": ("L", [float(data.Bayes) for data in first]),
             },
             coords={
                 "member": list(MEMBERS),
-                "L": np.asarray(COURSES[choice.preset], np.int32),
+                "L": np.asarray(lengths, np.int32),
                 "seed": np.arange(choice.protocol.seeds),
-                "step": first.step.values,
+                "step": first[0].step.values,
             },
             attrs={
                 "covariance": self.covariance,
@@ -139,14 +125,13 @@ def _ends(here: xr.Dataset) -> list[str]:
 
 
 def _flows(choice: Choice, covariance: str) -> dict[tuple[str, int, int], Flow]:
-    """The population flows of the first seeds."""
+    """The population flows of the first seeds, by attention, length and seed."""
+    seeds = min(choice.protocol.seeds, choice.protocol.flow_seeds)
     return {
         (member, L, seed): Flow(run, member)
-        for L in COURSES[choice.preset]
-        for seed, run in enumerate(
-            choice.runs(covariance, (L,), min(choice.protocol.seeds, choice.protocol.flow_seeds))
-        )
         for member in MEMBERS
+        for L in COURSES[choice.preset]
+        for seed, run in enumerate(choice.runs(covariance, (L,), seeds))
     }
 
 

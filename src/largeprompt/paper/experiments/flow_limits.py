@@ -48,16 +48,14 @@ class FlowLimits(Computation):
     `distance` is that of (U, V) from `flow_limit`, relative to its norm; `noise` are variances of the labels' noise.
     """
 
+    words: ClassVar[str] = "limits of flows"
+
     covariances: tuple[str, ...]
     noise: tuple[float, ...]
     alpha: float = 0.15
     time: float = 500.0
     points: int = 31
     seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return f"limits of flows, {', '.join(self.covariances)}"
 
     @property
     def seconds(self) -> float:
@@ -94,6 +92,8 @@ class Descents(Computation):
     averaged over `draws` fixed nodes of (W, x): the risk is that average, and the flow is its own.
     """
 
+    words: ClassVar[str] = "flows of {attention} attention in {parameters}"
+
     attention: Kind
     parameters: Parameters
     covariances: tuple[str, ...]
@@ -104,10 +104,6 @@ class Descents(Computation):
     alpha: float = 0.3
     points: int = 31
     draws: int = 512
-
-    @property
-    def title(self) -> str:
-        return f"flows of {self.attention} attention in {', '.join(self.parameters)}"
 
     @property
     def seconds(self) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -45,6 +45,8 @@ class Ladder(Computation):
     Theorem 5.2, at the settings of Appendix A.
     """
 
+    words: ClassVar[str] = "flows by prompt length, {covariance}"
+
     covariance: str
     lengths: tuple[int, ...]
     time: float
@@ -60,10 +62,6 @@ class Ladder(Computation):
             raise ValueError(f"ladder is {self.lengths}; it must be prompt lengths in increasing order")
         if not 0 < self.time < math.inf:
             raise ValueError(f"time is {self.time}; it must be positive and finite")
-
-    @property
-    def title(self) -> str:
-        return f"flows by prompt length, {self.covariance}"
 
     @property
     def seconds(self) -> float:
@@ -116,17 +114,12 @@ def by_covariance(ladders: Mapping[str, xr.Dataset]) -> xr.Dataset:
 class Flows(Experiment):
     """Distances to the infinite-prompt flow, and risks, over time and by length, for both covariances."""
 
-    @property
-    def title(self) -> str:
-        return "Softmax flows from the structured start, by prompt length"
-
-    @property
-    def look(self) -> str:
-        return (
-            "At a fixed time the distance to the infinite-prompt flow falls with L (Lemma E.1). At a fixed L it grows: "
-            "the finite-L risk has its minimiser elsewhere in the valley rA = Σ⁻¹, reached after a time of order L. "
-            "The risks end above that of the infinite prompt by less and less (Theorems 4.3 and 5.2)."
-        )
+    words: ClassVar[str] = "Softmax flows from the structured start, by prompt length"
+    look: ClassVar[str] = (
+        "At a fixed time the distance to the infinite-prompt flow falls with L (Lemma E.1). At a fixed L it grows: "
+        "the finite-L risk has its minimiser elsewhere in the valley rA = Σ⁻¹, reached after a time of order L. "
+        "The risks end above that of the infinite prompt by less and less (Theorems 4.3 and 5.2)."
+    )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         return tuple(ladder(choice, covariance) for covariance in COVARIANCES)

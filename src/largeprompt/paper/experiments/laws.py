@@ -8,7 +8,7 @@ infinite, and the decay slower than 1/L.
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -80,16 +80,14 @@ class AbstractStudies(Computation):
 class Laws(AbstractStudies):
     """Output, ∇_V and ∇_U on tokens of several laws, by name. Paper: Propositions 3.1 and 3.4."""
 
+    words: ClassVar[str] = "convergence by law of tokens"
+
     laws: tuple[str, ...] = LAWS
 
     def __post_init__(self):
         super().__post_init__()
         if not self.laws or not set(self.laws) <= set(LAWS):
             raise ValueError(f"laws is {self.laws}; it must be some of {', '.join(LAWS)}")
-
-    @property
-    def title(self) -> str:
-        return "convergence by law of tokens"
 
     @property
     def seconds(self) -> float:
@@ -118,13 +116,7 @@ class Laws(AbstractStudies):
 class Weights(AbstractStudies):
     """∇_K and ∇_Q of the same head on standard Gaussian tokens. Paper: end of Section 3, by the chain rule from ∇_U."""
 
-    @property
-    def title(self) -> str:
-        return "convergence of the gradients in K and Q"
-
-    @property
-    def seconds(self) -> float:
-        return 5.0
+    words: ClassVar[str] = "convergence of the gradients in K and Q"
 
     @property
     def studies(self) -> dict[str, Study]:
@@ -162,16 +154,11 @@ _BARS = 2  # standard errors on each side
 class Convergence(Experiment):
     """Mean squared deviations from the infinite prompt by length: measured, predicted without a fit, and bounded."""
 
-    @property
-    def title(self) -> str:
-        return "Convergence to the infinite prompt, by law of tokens"
-
-    @property
-    def look(self) -> str:
-        return (
-            "Points lie on the predicted lines, which are not fitted: 1/L for every law, but slower where scores are "
-            "not divided by √D and spread past the threshold. The paper's bounds lie many powers of ten above."
-        )
+    words: ClassVar[str] = "Convergence to the infinite prompt, by law of tokens"
+    look: ClassVar[str] = (
+        "Points lie on the predicted lines, which are not fitted: 1/L for every law, but slower where scores are "
+        "not divided by √D and spread past the threshold. The paper's bounds lie many powers of ten above."
+    )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         return (measured_laws(choice),)

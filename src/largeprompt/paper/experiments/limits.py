@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +75,11 @@ class GaussianLimit(Computation):
     is the distance of each coordinate from its normal law, times √n.
     """
 
+    words: ClassVar[str] = "attention on Gaussian measures"
+
     queries: int
     nodes: int = 40
     seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return "attention on Gaussian measures"
 
     @property
     def seconds(self) -> float:
@@ -124,15 +122,13 @@ class LinearLimit(Computation):
     itself, relative to the linear output, and `quadrature` the same on a quadrature of the centred Gaussian.
     """
 
+    words: ClassVar[str] = "linear attention on long prompts"
+
     lengths: tuple[int, ...]
     prompts: int
     queries: int = 2000
     nodes: int = 40
     seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return "linear attention on long prompts"
 
     @property
     def seconds(self) -> float:
@@ -178,16 +174,10 @@ class TiltedMoments(Computation):
     and 0 where it is a bound.
     """
 
+    words: ClassVar[str] = "moments of tilted laws"
+
     nodes: int = 40
     seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return "moments of tilted laws"
-
-    @property
-    def seconds(self) -> float:
-        return 4.0
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         rng = np.random.default_rng(self.seed)

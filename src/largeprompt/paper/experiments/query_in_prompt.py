@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -23,16 +24,14 @@ class QueryInPrompt(Computation):
     Tokens are N(0, `tokens`), queries N(0, `queries`), U = `U` and V = 1.
     """
 
+    words: ClassVar[str] = "the query in the prompt, tokens N(0, {tokens:g}), queries N(0, {queries:g})"
+
     tokens: float
     queries: float
     U: float
     lengths: tuple[int, ...]
     prompts: int
     seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return f"the query in the prompt, tokens N(0, {self.tokens:g}), queries N(0, {self.queries:g})"
 
     @property
     def seconds(self) -> float:

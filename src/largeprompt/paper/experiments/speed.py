@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
@@ -18,17 +19,11 @@ _REPEATS = 4
 class Speed(Computation):
     """Minutes for 500 000 steps of a pair on one core, from the processor time of a few segments of steps."""
 
+    words: ClassVar[str] = "time of training at L = {L}"
+
     L: int
     steps: int = 1000
     processor: str = dataclasses.field(default_factory=processor)
-
-    @property
-    def title(self) -> str:
-        return f"time of training at L = {self.L}"
-
-    @property
-    def seconds(self) -> float:
-        return 3.0
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         run = Run(L=self.L)
