@@ -15,9 +15,9 @@ from rich.console import Console
 
 from largeprompt import lab
 from largeprompt.cli import _concentration
-from largeprompt.cli._charts import concentration_figure
+from largeprompt.cli._charts import concentration_chart
 from largeprompt.cli._tables import concentration_tables, prompt_length_lines
-from largeprompt.paper.drawing import save
+from largeprompt.paper.drawing import draw, save
 
 FILES = {f"concentration.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
 SMALL = ("--d", "2", "--L", "4,16", "--replicates", "40", "--layer", "identity:0.3")
@@ -388,7 +388,7 @@ DATASETS = {
 def test_every_result_is_drawn_and_told(data, tmp_path):
     files = [tmp_path / name for name in ("picture.svg", "again.svg")]
     for file in files:
-        save(concentration_figure(data), file)
+        save(draw(concentration_chart(data)), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     console = Console(width=100, record=True, file=io.StringIO())
     for part in concentration_tables(data):

@@ -1,189 +1,124 @@
-"""Results as pictures."""
+"""Results of commands as charts."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from largeprompt.lab import Run, run_of, setting, varying
-from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level
-from largeprompt.paper.drawing import COLOURS, STYLE
+from largeprompt.paper.chart import BLUE, GREEN, GREY, OF_ATTENTION, VERMILION, Chart, Dash, Panel, Series, level
 
-from ._tables import asymptote_of, compared, decades_above, has_gap, in_text, is_asymptote, points
+from ._tables import NAMES, asymptote_of, compared, decades_above, has_gap, in_text, is_asymptote, points
 
-TITLES = {
-    "output": r"output  $T[\hat\mu_L]$",
-    **{name: rf"gradient  $\nabla_{name} T[\hat\mu_L]$" for name in "VUKQO"},
-    "gradient": r"gradient  $\nabla_\theta T[\hat\mu_L]$ in all weights",
-    "risk": r"risk  $R_L$",
-    "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
-}
-_REACH = 3.0  # decades above the data up to which a bound is drawn in the same axes
-_HEADROOM = 0.17  # of the height of a panel, for words
+_REACH = 3.0  # decades above the measurement from which words say how far a bound lies
 _APART = 0.03  # relative difference from which the asymptote is drawn beside the prediction
 
 
-def concentration_figure(data: xr.Dataset) -> Figure:
-    """A panel a quantity: the measurement with its intervals and the spread of prompts, prediction and bound."""
-    count = data.sizes["quantity"]
-    columns = min(count, 2 if count in (2, 4) else 3)
-    rows = math.ceil(count / columns)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2 if columns > 1 else 4.8, 0.7 + 2.6 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(rows, columns, squeeze=False)
-        for panel in panels.flat[count:]:
-            panel.set_visible(False)
-        for panel, name in zip(panels.flat, data.quantity.values, strict=False):
-            _concentration_panel(panel, data.sel(quantity=name))
-            panel.set_title(TITLES[str(name)])
-            panel.set_xlabel("prompt length $L$")
-        label = "difference" if "gap" in data else "mean squared deviation"
-        for panel in panels[:, 0]:
-            panel.set_ylabel(f"{label}\nfrom the infinite prompt")
-        shown = [panel.get_legend_handles_labels() for panel in panels.flat[:count]]
-        unique = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
-        figure.legend(
-            unique.values(), unique.keys(), loc="outside lower center", ncols=3 if columns > 1 else 2, frameon=False
-        )
-    return figure
+def concentration_chart(data: xr.Dataset) -> Chart:
+    """A panel for each quantity: the measurement with its intervals, the spread of prompts, prediction and bound."""
+    what = "difference" if "gap" in data else "mean squared deviation"
+    panels = []
+    for name in data.quantity.values:
+        curve = data.sel(quantity=name)
+        series, remarks = tuple(_concentration(curve)), tuple(_far_bound(curve))
+        panels.append(Panel(NAMES[str(name)], "prompt length L", f"{what} from ∞", series, remarks=remarks))
+    return Chart(tuple(panels), columns=2 if len(panels) in (2, 4) else 3, share_y=False)
 
 
-def _concentration_panel(panel: Axes, curve: xr.Dataset) -> None:
-    # of risks the difference itself, which is what is bounded
-    root = 0.5 if has_gap(curve) else 1.0
-    L = curve.L.values.astype(float)
-    names = ("measured", "low", "high", "q05", "q95", "predicted")
-    measured, low, high, q05, q95, predicted = (np.maximum(curve[name].values, 0) ** root for name in names)
-    panel.set(xscale="log", yscale="log")
-    panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
-    blue, orange, green = COLOURS[:3]
-    band = (*_line(L, np.where(q05 > 0, q05, np.nan)), _line(L, q95)[1])
-    panel.fill_between(*band, color=blue, alpha=0.15, linewidth=0, label="5 to 95 % of prompts")
+def _concentration(curve: xr.Dataset) -> Iterator[Series]:
+    L, root = curve.L.values.astype(float), 0.5 if has_gap(curve) else 1.0  # of risks the difference itself
+
+    def seen(values: np.ndarray, where: np.ndarray | bool = True) -> np.ndarray:
+        """Roots of the positive numbers among the values, which a logarithmic axis can show."""
+        return np.where((values > 0) & np.isfinite(values) & where, np.maximum(values, 0) ** root, np.nan)
+
+    def line(label: str, values: np.ndarray, *style: str, **more: np.ndarray | str) -> Series:
+        """A curve; of one length, a line about it."""
+        if len(L) > 1:
+            return Series(label, L, values, *style, **more)  # pyright: ignore
+        both = {name: value if isinstance(value, str) else np.repeat(value, 2) for name, value in more.items()}
+        return Series(label, L * np.array([0.8, 1.25]), np.repeat(values, 2), *style, **both)  # pyright: ignore
+
+    names = ("measured", "low", "high", "q05", "q50", "q95", "predicted")
+    measured, low, high, q05, q50, q95, predicted = (curve[name].values for name in names)
+    yield line("median, 5 to 95 % of prompts", seen(q50), "seed", BLUE, low=seen(q05), high=seen(q95))
     trusted = curve.trusted.values.astype(bool)
-    for chosen, label in ((trusted, "measured"), (~trusted, "measured, not to be trusted")):
-        seen = chosen & (measured > 0)
-        if seen.any():
-            off = np.abs(np.stack([low, high]) - measured)[:, seen]
-            style = {"color": blue if chosen is trusted else "0.5", "markerfacecolor": "white", "elinewidth": 0.8}
-            marker = "o" if chosen is trusted else "X"
-            panel.errorbar(L[seen], measured[seen], yerr=off, fmt=marker, label=f"{label} (95 %)", zorder=3, **style)
+    for chosen, label, hue, mark in (
+        (trusted, "measured", BLUE, "o"),
+        (~trusted, "measured, not to be trusted", GREY, "x"),
+    ):
+        if (chosen & (measured > 0)).any():
+            y, ends = seen(measured, chosen), (seen(np.where(end > 0, end, measured * 1e-3)) for end in (low, high))
+            yield Series(f"{label} (95 %)", L, y, "measured", hue, *ends, line=False, mark=mark)
     below = (measured <= 0) & (high > 0)
     if below.any():  # nothing but noise: how far up it may reach
-        panel.plot(L[below], high[below], "v", color="0.5", markerfacecolor="none", label="below (95 %)")
-    finite, asymptote = (predicted > 0) & np.isfinite(predicted), asymptote_of(curve) ** root
-    alone = is_asymptote(curve)
-    if finite.any() and not alone:
-        panel.plot(*_line(L, np.where(finite, predicted, np.nan)), color=orange, linewidth=1.2, label="predicted")
+        yield Series("below (95 %)", L, seen(high, below), colour=GREY, line=False, mark="v")
+    asymptote, alone = asymptote_of(curve), is_asymptote(curve)
+    if (predicted > 0).any() and not alone:
+        yield line("predicted", seen(predicted), "theory", VERMILION)
     apart = np.any(~(np.abs(asymptote - predicted) <= _APART * predicted))
     if np.all(np.isfinite(asymptote) & (asymptote > 0)) and (apart or alone):
-        panel.plot(*_line(L, asymptote), color=orange, linewidth=1, linestyle="--", label="predicted for large $L$")
-    _draw_bound(panel, curve, green)
+        yield line("predicted for large L", seen(asymptote), "theory", VERMILION, dash="dash")
+    with np.errstate(over="ignore"):
+        bound = 10.0**curve.bound_log10.values
+    if np.isfinite(bound).any():
+        yield line("the paper's bound", np.where(np.isfinite(bound), bound, np.nan), "bound", GREEN, dash="dot")
 
 
-def _line(L: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A curve; of one length, a line about it."""
-    return (L, values) if len(L) > 1 else (L * np.array([0.8, 1.25]), np.repeat(values, 2))
-
-
-def _draw_bound(panel: Axes, curve: xr.Dataset, colour: str) -> None:
-    """The bound as a curve where it lies near the data, else in words how far above it lies."""
-    known = np.flatnonzero(np.isfinite(curve.bound_log10.values))
-    L, decades = curve.L.values[known].astype(float), curve.bound_log10.values[known]
-    if len(known) and decades.max() <= math.log10(panel.get_ylim()[1]) + _REACH:
-        panel.plot(*_line(L, 10**decades), color=colour, linewidth=1.2, linestyle="-.", label="the paper's bound")
-    elif len(known):
-        _say_excess(panel, curve, colour)
-
-
-def _say_excess(panel: Axes, curve: xr.Dataset, colour: str) -> None:
+def _far_bound(curve: xr.Dataset) -> Iterator[str]:
+    """How far above the measurement the bound lies, in words, where it is far."""
     decades = [found for found in map(decades_above, map(compared, points(curve))) if not math.isnan(found)]
-    if not decades:
-        return
-    power = " to ".join(dict.fromkeys(f"$10^{{{end:.0f}}}$" for end in (min(decades), max(decades))))
-    # room above the data, where nothing is covered
-    low, high = (math.log10(end) for end in panel.get_ylim())
-    panel.set_ylim(10**low, 10 ** (low + (high - low) / (1 - _HEADROOM)))
-    text = f"{curve.bound_name.values!s} (↑):\n{power} times as large"
-    panel.text(0.98, 1.0, text, transform=panel.transAxes, ha="right", va="top", color=colour, fontsize=7)
+    if decades and max(decades) > _REACH:
+        power = " to ".join(dict.fromkeys(f"{end:.0f}" for end in (min(decades), max(decades))))
+        yield f"{curve.bound_name.values!s}: {power} decades above"
 
 
-def training_figure(results: Sequence[xr.Dataset]) -> Figure:
+_DASHES: dict[str, Dash] = {"trapped": "dot", "diverged": "dash"}
+
+
+def training_chart(results: Sequence[xr.Dataset]) -> Chart:
     """A panel for each setting: seeds as thin lines, the mean of the good ones thick, trapped ones dotted."""
     runs = [run_of(data) for data in results]
     names = varying(runs)
-    panels: dict[tuple, list[tuple[Run, xr.Dataset]]] = {}
+    groups: dict[tuple, list[tuple[Run, xr.Dataset]]] = {}
     for run, data in zip(runs, results, strict=True):
-        panels.setdefault(tuple(getattr(run, name) for name in names), []).append((run, data))
-    columns = min(len(panels), 4)
-    rows = math.ceil(len(panels) / columns)
-    with matplotlib.rc_context(STYLE):
-        width = 7.2 if columns > 1 else 4.8
-        figure = Figure(figsize=(width, 0.8 + 2.3 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-        for panel in axes.flat[len(panels) :]:
-            panel.set_visible(False)
-        for panel, group in zip(axes.flat, panels.values(), strict=False):
-            _training_panel(panel, group)
-            run = group[0][0]
-            title = ", ".join(f"{_label(name)}{in_text(setting(run, name))}" for name in names)
-            panel.set_title(title)
-        for panel in axes[:, 0]:
-            panel.set_ylabel(r"risk  $\frac{1}{2}E(\hat y - y)^2$")
-        for panel in axes[-1]:
-            panel.set_xlabel("step")
-        found = [panel.get_legend_handles_labels() for panel in axes.flat]
-        unique = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
-        figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=3, frameon=False)
-    return figure
+        groups.setdefault(tuple(getattr(run, name) for name in names), []).append((run, data))
+    panels = []
+    for group in groups.values():
+        labels = (("" if name == "sigma" else f"{name.replace('_', ' ')} = ", name) for name in names)
+        title = ", ".join(f"{label}{in_text(setting(group[0][0], name))}" for label, name in labels)
+        panels.append(Panel(title, "step", "risk  ½E(ŷ−y)²", tuple(_training(group))))
+    return Chart(tuple(panels), columns=4)
 
 
-def _label(name: str) -> str:
-    return "" if name == "sigma" else f"{name.replace('_', ' ')} = "
-
-
-def _training_panel(panel: Axes, group: list[tuple[Run, xr.Dataset]]) -> None:
-    members = dict.fromkeys(member for run, _ in group for member in run.members)
-    for member in members:
+def _training(group: list[tuple[Run, xr.Dataset]]) -> Iterator[Series]:
+    every = [max(float(step), 1.0) for _, data in group for step in data.step.values[[0, -1]]]
+    for member in dict.fromkeys(member for run, _ in group for member in run.members):
+        hue, good = OF_ATTENTION[member], []
         curves = [data.sel(member=member) for run, data in group if member in run.members]
-        good = [curve for curve in curves if str(curve.verdict.values) not in ("trapped", "diverged")]
         for curve in curves:
-            end = str(curve.verdict.values)
-            style = {"trapped": ":", "diverged": "--"}.get(end, "-")
-            label = f"{member}, {end}" if end in ("trapped", "diverged") else None
-            _draw(panel, curve, color=OF_ATTENTION[member], linestyle=style, linewidth=0.7, alpha=0.6, label=label)
-        if good:
-            steps = good[0].step.values
-            same = [curve for curve in good if np.array_equal(curve.step.values, steps)]
-            mean = np.mean([curve.risk.values for curve in same], axis=0)
-            panel.plot(np.maximum(steps, 1), mean, color=OF_ATTENTION[member], linewidth=1.8, label=f"{member}, mean")
+            end, steps, risk = str(curve.verdict.values), np.maximum(curve.step.values, 1), curve.risk.values
+            failed = end in _DASHES
+            dash = _DASHES.get(end, "solid")
+            yield Series(f"{member}, {end}", steps, risk, "seed", hue, dash=dash, in_legend=failed)
+            known = np.flatnonzero(np.isfinite(risk))
+            if 0 < len(known) < len(risk):  # the last that is known of a run that diverged
+                place = steps[known[-1:]], risk[known[-1:]]
+                yield Series(f"{member}, {end}", *place, "seed", hue, line=False, mark="x", in_legend=False)
+            good += [] if failed else [curve]
+        same = [curve.risk.values for curve in good if np.array_equal(curve.step.values, good[0].step.values)]
+        if same:
+            steps = np.maximum(good[0].step.values, 1)
+            yield Series(f"{member}, mean", steps, np.mean(same, axis=0), colour=hue, width=1.8)
         known = not math.isnan(float(curves[0].optimum))
         label = f"best {member}" if known else f"{member}, attainable"
-        dashes = (0, (6, 2)) if known else (0, (6, 2, 1, 2))
-        panel.axhline(float(curves[0].attainable), color=OF_ATTENTION[member], linestyle=dashes, linewidth=0.9, label=label)
-    panel.axhline(float(group[0][1].Bayes), color="0.3", linestyle=(0, (1, 1)), linewidth=0.9, label="Bayes")
-    panel.set(xscale="log", yscale="log")
-    panel.grid(True, which="major", linewidth=0.3, alpha=0.5)
-
-
-def _draw(panel: Axes, curve: xr.Dataset, **style: Any) -> None:
-    risk = curve.risk.values
-    panel.plot(np.maximum(curve.step.values, 1), risk, **style)
-    seen = np.flatnonzero(np.isfinite(risk))
-    if len(seen) < len(risk) and len(seen):  # the last that is known of a run that diverged
-        last = seen[-1]
-        panel.plot(max(float(curve.step[last]), 1), risk[last], marker="x", color=style["color"], markersize=4)
+        yield level(label, float(curves[0].attainable), every, colour=hue, dash="dash" if known else "dot")
+    yield level("Bayes", float(group[0][1].Bayes), every, colour=GREY, dash="dot")
 
 
 def optima_chart(data: xr.Dataset) -> Chart:
-    """One panel a covariance: the least risks of softmax and linear attention, the Bayes risk and the noise floor."""
+    """A panel for each covariance: the least risks of both attentions, the Bayes risk and the noise floor."""
     curves = {
         "softmax": ("best softmax attention", OF_ATTENTION["softmax"], "o"),
         "linear": ("best linear attention", OF_ATTENTION["linear"], "s"),

@@ -73,16 +73,19 @@ def concentration(
     """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study, place = _study(config, given), device_for(device, "jax")
-    from . import _charts, _tables
+    from largeprompt.paper.drawing import draw
+
+    from ._charts import concentration_chart
+    from ._tables import concentration_tables
 
     ready(out, "concentration")
     with View() as view:
         data = study.run(view, device=place)
-    files = written(out, "concentration", _charts.concentration_figure(data), data)
+    files = written(out, "concentration", draw(concentration_chart(data)), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
     else:
-        show(_tables.concentration_tables(data), width=100)
+        show(concentration_tables(data), width=100)
         name_files(files)
 
 

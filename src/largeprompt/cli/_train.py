@@ -144,11 +144,13 @@ def _carried_out(
 
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
+    from largeprompt.paper.drawing import draw
 
-    from . import _charts, _tables
+    from ._charts import training_chart
+    from ._tables import rows_as_dataset, training_tables
 
     rows = lab.summary(results)
-    files = written(out, "training", _charts.training_figure(results), _tables.rows_as_dataset(rows))
+    files = written(out, "training", draw(training_chart(results)), rows_as_dataset(rows))
     if as_json:
         runs = [
             {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
@@ -156,7 +158,7 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
         ]
         print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
     else:
-        show(_tables.training_tables(rows), width=120)
+        show(training_tables(rows), width=120)
         name_files(files)
 
 

@@ -64,14 +64,14 @@ class Experiment:
     """One question: what it needs, the dataset made of that, how it is drawn, and its main numbers.
 
     The anisotropic experiment is the same one with another `covariance`. A kind says in `words` what it shows, which
-    may name the `{covariates}`, and in `look` what a reader should look for. One that is not `drawn` is for claims.
+    may name the `{covariates}`, and in `advice` what a reader should look for. One that is not `drawn` is for claims.
     """
 
     key: str
     covariance: str = ISOTROPIC
     drawn: ClassVar[bool] = True
     words: ClassVar[str] = ""
-    look: ClassVar[str] = ""
+    advice: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -82,6 +82,11 @@ class Experiment:
     def title(self) -> str:
         """What it shows, in a line."""
         return self.words.format(covariates=covariates(self.covariance))
+
+    @property
+    def look(self) -> str:
+        """What a reader should look for, in a sentence or two."""
+        return self.advice
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
         """The training runs and computations that it is made from."""

@@ -52,7 +52,7 @@ def stacked(
     runs: Mapping[int, Sequence[Run]], results: Results, name: str, missing: float | str = math.nan
 ) -> np.ndarray:
     """A variable of runs by attention, if it has one, length and seed, and all else; `missing` for seeds not run."""
-    rows = []
+    rows, axis = [], 0
     most = max(map(len, runs.values()))
     for of_length in runs.values():
         found = [results[run][name] for run in of_length]

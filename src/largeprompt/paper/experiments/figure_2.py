@@ -92,7 +92,7 @@ class FinalRisk(Experiment):
     """Risks at convergence, trapped runs as their own marks, on the exact optima and what bounds them from below."""
 
     words: ClassVar[str] = "Risk at the end of training, {covariates}"
-    look: ClassVar[str] = (
+    advice: ClassVar[str] = (
         "Runs that find the optimum lie on the exact curves: linear attention below softmax at every length, both "
         "above the Bayes risk and falling to the noise floor. Crosses are runs that ended in a spurious minimum; "
         "dotted lines are where theory puts the lowest minimum and the lowest saddle."

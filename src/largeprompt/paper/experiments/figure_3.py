@@ -63,7 +63,7 @@ class Paths(Experiment):
     """Squared distances of parameters along training: between the two attentions, and of each to their common limit."""
 
     words: ClassVar[str] = "Distance of the trained parameters, {covariates}"
-    look: ClassVar[str] = (
+    advice: ClassVar[str] = (
         "Early in training longer prompts lie lower, for the two attentions and for each against the gradient flow "
         "of the infinite prompt from the same start. Late they need not: a run that ends in a spurious minimum, or "
         "slides along a valley, leaves the others behind."

@@ -53,7 +53,7 @@ class Courses(Experiment):
     """Exact risks along SGD, beside those along the population gradient flow from the same start."""
 
     words: ClassVar[str] = "Risk along training, {covariates}"
-    look: ClassVar[str] = (
+    advice: ClassVar[str] = (
         "SGD follows the exact population flow from its start, plateau by plateau, down to the least risk of its "
         "attention or to a spurious minimum above it. Dashed: the flow; thin: each seed."
     )

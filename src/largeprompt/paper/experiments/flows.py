@@ -115,7 +115,7 @@ class Flows(Experiment):
     """Distances to the infinite-prompt flow, and risks, over time and by length, for both covariances."""
 
     words: ClassVar[str] = "Softmax flows from the structured start, by prompt length"
-    look: ClassVar[str] = (
+    advice: ClassVar[str] = (
         "At a fixed time the distance to the infinite-prompt flow falls with L (Lemma E.1). At a fixed L it grows: "
         "the finite-L risk has its minimiser elsewhere in the valley rA = Σ⁻¹, reached after a time of order L. "
         "The risks end above that of the infinite prompt by less and less (Theorems 4.3 and 5.2)."

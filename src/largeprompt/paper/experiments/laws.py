@@ -155,7 +155,7 @@ class Convergence(Experiment):
     """Mean squared deviations from the infinite prompt by length: measured, predicted without a fit, and bounded."""
 
     words: ClassVar[str] = "Convergence to the infinite prompt, by law of tokens"
-    look: ClassVar[str] = (
+    advice: ClassVar[str] = (
         "Points lie on the predicted lines, which are not fitted: 1/L for every law, but slower where scores are "
         "not divided by √D and spread past the threshold. The paper's bounds lie many powers of ten above."
     )
