@@ -52,7 +52,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 
 @pytest.fixture(scope="module")
 def evidence_by_key():
-    return {erratum.key: erratum.evidence() for erratum in ERRATA}
+    """The time of G20 goes into running, not into compiling: it is worth the optimiser."""
+    found = {}
+    for erratum in ERRATA:
+        jax.config.update("jax_disable_most_optimizations", erratum.key != "G20")
+        found[erratum.key] = erratum.evidence()
+    jax.config.update("jax_disable_most_optimizations", True)
+    return found
 
 
 @pytest.mark.parametrize("key", KEYS)
