@@ -98,8 +98,8 @@ def reproduction(folder):
         claim("T1", VERDICTS[0], ["5a"], checks=3),
     ]
     line = {"left": "x", "x": 2.0, "relation": ">", "y": 1.0, "right": "λ_max", "holds": True}
-    told = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
-    erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **told}
+    texts = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
+    erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **texts}
     ledger = {"rule": "Three standard errors.", "choice": CHOICE, "claims": claims, "errata": [erratum]}
     run = {
         "choice": CHOICE | {"figures": None, "store": None},

@@ -34,8 +34,8 @@ def pair(seed: int, scale: float) -> tuple[Head, Head]:
 
 @pytest.fixture(scope="module")
 def small() -> tuple[Gaps, xr.Dataset]:
-    piece = Gaps("kms:0.5", (4, 25), heads=3, prompts=2000, conventions=MILD, measured_heads=2, draws=2**13)
-    return piece, piece.compute()
+    item = Gaps("kms:0.5", (4, 25), heads=3, prompts=2000, conventions=MILD, measured_heads=2, draws=2**13)
+    return item, item.compute()
 
 
 def test_measured_gaps_are_the_exact_ones(small):
@@ -54,8 +54,8 @@ def test_bounds_lie_above(small):
 
 
 def test_a_computation_survives_the_store(small, tmp_path):
-    piece, data = small
-    xr.testing.assert_identical(Store(tmp_path).save(piece, data, {}), data)
+    item, data = small
+    xr.testing.assert_identical(Store(tmp_path).save(item, data, {}), data)
 
 
 def test_the_exact_gaps_are_those_of_plain_averages():
@@ -154,7 +154,7 @@ def test_verdicts_follow_the_data(key):
     assert verdict(power=-0.2) == "does not hold"  # nor towards 0
     assert verdict(off=1.4) == "does not hold"  # or sampled prompts have another gap
     assert verdict(error=0.2) == "not settled at this preset"
-    short = {piece: data.isel(L=slice(2)) for piece, data in doctored().items()}
+    short = {item: data.isel(L=slice(2)) for item, data in doctored().items()}
     assert judged(key, QUICK, short).verdict == "not settled at this preset"
 
 

@@ -29,10 +29,10 @@ def results(tmp_path_factory):
     return {need: store.save(need, need.compute(), {}) for need in needed if isinstance(need, Computation)}
 
 
-def followed(piece) -> xr.Dataset:
+def followed(item) -> xr.Dataset:
     """Flows as they are recorded, of ideal behaviour."""
-    if isinstance(piece, FlowLimits):
-        cases = [(covariance, noise) for covariance in piece.covariances for noise in piece.noise]
+    if isinstance(item, FlowLimits):
+        cases = [(covariance, noise) for covariance in item.covariances for noise in item.noise]
         noise = np.array([noise for _, noise in cases])
         return xr.Dataset(
             {
@@ -42,8 +42,8 @@ def followed(piece) -> xr.Dataset:
             },
             {"covariance": ("flow", [covariance for covariance, _ in cases]), "noise": ("flow", noise)},
         )
-    assert isinstance(piece, Descents)
-    lengths = [*piece.lengths, math.inf] if piece.infinite else piece.lengths
+    assert isinstance(item, Descents)
+    lengths = [*item.lengths, math.inf] if item.infinite else item.lengths
     cases = [(L, start) for L in lengths for start in ("structured", "default")]
     return xr.Dataset(
         {
@@ -102,19 +102,19 @@ def test_the_remark_on_the_query_would_hold_if_wider_queries_did_no_harm(results
     ],
 )
 def test_doctored_numbers_undo_the_claims_of_infinite_prompts(key, variable, doctored, results):
-    (piece,) = CLAIMS[key].needs(SMOKE)
-    data = results[piece].assign({variable: doctored(results[piece][variable])})
-    assert verdict(key, {piece: data}) == "does not hold"
+    (item,) = CLAIMS[key].needs(SMOKE)
+    data = results[item].assign({variable: doctored(results[item][variable])})
+    assert verdict(key, {item: data}) == "does not hold"
 
 
 @pytest.mark.parametrize("key", FLOWS)
 def test_ideal_flows_settle_the_claims_about_flows(key):
     needed = CLAIMS[key].needs(SMOKE)
-    ideal = {piece: followed(piece) for piece in needed}
+    ideal = {item: followed(item) for item in needed}
     assert verdict(key, ideal) == "holds"
-    for piece in needed:
-        lost = ideal[piece].assign(completed=ideal[piece]["completed"] * 0)
-        assert verdict(key, ideal | {piece: lost}) == "not settled at this preset"
+    for item in needed:
+        lost = ideal[item].assign(completed=ideal[item]["completed"] * 0)
+        assert verdict(key, ideal | {item: lost}) == "not settled at this preset"
 
 
 @pytest.mark.parametrize(
@@ -122,26 +122,26 @@ def test_ideal_flows_settle_the_claims_about_flows(key):
     [("T10", "distance", 1e-3), ("T10", "risk", 1e-3), ("T11", "distance", 1e-3), ("T12", "off_structure", 1e-6)],
 )
 def test_a_flow_that_ends_elsewhere_undoes_its_claim(key, variable, change):
-    for piece in CLAIMS[key].needs(SMOKE):
-        for flow in range(followed(piece).sizes["flow"]):
+    for item in CLAIMS[key].needs(SMOKE):
+        for flow in range(followed(item).sizes["flow"]):
             data = {other: followed(other) for other in CLAIMS[key].needs(SMOKE)}
-            counts = key != "T12" or data[piece]["start"].values[flow] == "structured"
-            data[piece][variable][flow, -1] += change
+            counts = key != "T12" or data[item]["start"].values[flow] == "structured"
+            data[item][variable][flow, -1] += change
             assert verdict(key, data) == ("does not hold" if counts else "holds")
 
 
 def test_one_rise_of_one_risk_undoes_the_claim_that_none_rises():
-    for piece in CLAIMS["T13"].needs(SMOKE):
+    for item in CLAIMS["T13"].needs(SMOKE):
         data = {other: followed(other) for other in CLAIMS["T13"].needs(SMOKE)}
-        data[piece]["risk"][-1, 2] = 0.21
+        data[item]["risk"][-1, 2] = 0.21
         assert verdict("T13", data) == "does not hold"
 
 
 def test_flows_reach_the_limits_of_the_appendix_and_keep_their_structure():
-    (piece,) = SINGULAR.needs(SMOKE)
-    assert isinstance(piece, FlowLimits)
-    data = piece.compute()
-    assert verdict("T11", {piece: data}) == "holds"
+    (item,) = SINGULAR.needs(SMOKE)
+    assert isinstance(item, FlowLimits)
+    data = item.compute()
+    assert verdict("T11", {item: data}) == "holds"
     assert float(data["distance"].isel(time=0).min()) > 0.1  # the start is somewhere else
     descents = Descents("linear", "UV", ("kms:0.5",), (10,), True, 1, time=20.0).compute()
     assert descents["start"].values.tolist() == ["structured", "default"] * 2

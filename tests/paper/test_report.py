@@ -301,11 +301,11 @@ def test_what_a_gpu_did_is_said_apart(tmp_path):
 def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     folder = reproduction(tmp_path / "results")
 
-    def refused(kind, told):
+    def refused(kind, message):
         with pytest.raises(kind) as problem:
             write(folder)
         assert "\n" not in str(problem.value)
-        assert told in str(problem.value)
+        assert message in str(problem.value)
 
     figure = folder / "figures" / "figure-9.nc"
     good = figure.read_bytes()
@@ -339,8 +339,8 @@ def test_parts_made_with_other_settings_are_refused_in_a_line(tmp_path):
     figure = folder / "figures" / "figure-9.nc"
 
     def refused(name):
-        told = f"{name} was made with other settings than run.json; `largeprompt reproduce --preset quick --out "
-        with pytest.raises(ValueError, match=told):
+        message = f"{name} was made with other settings than run.json; `largeprompt reproduce --preset quick --out "
+        with pytest.raises(ValueError, match=message):
             write(folder)
 
     for other in ({"seeds": 4}, {"preset": "smoke"}, {"conventions": {"score_scale": 1.0, "query_sigma": None}}):

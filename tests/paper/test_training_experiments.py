@@ -9,6 +9,7 @@ import xarray as xr
 
 from judging import judged
 from largeprompt.dynamics import gradient_flow
+from largeprompt.icl import LinearRegression, optimal_linear, optimal_softmax
 from largeprompt.lab import Record, Run, Store
 from largeprompt.paper import PRESETS, Choice, choice
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS
@@ -118,6 +119,18 @@ class Results(dict):
             found = made_up(need, self._changes)
         self[need] = found
         return found
+
+
+def test_levels_are_the_exact_optima_with_traps_above_them():
+    data = Levels("identity", (3, 10), (), d=1).compute()
+    task = LinearRegression.experiment(np.eye(1))
+    for i, L in enumerate((3, 10)):
+        assert float(data.linear[i]) == float(optimal_linear(task, L).risk.value)
+        assert float(data.softmax[i]) == float(optimal_softmax(task, L).risk.value)
+    assert (data.Bayes < data.linear).all()
+    assert (data.linear < data.softmax).all()
+    assert (data.linear_saddle > data.linear).all()
+    assert np.isnan(data.softmax_saddle).all()  # not looked for at these lengths
 
 
 OWN = ("C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12", "T14", "T15")
@@ -249,11 +262,11 @@ def test_figures_hold_and_draw_their_runs(key):
 def test_a_flow_that_ends_early_is_kept_up_to_there_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(_training, "gradient_flow", functools.partial(gradient_flow, max_steps=12))
     run = Run(L=5, steps=10**6, record=Record(points=12, draws=64), d=1)
-    pieces = Flow(run, "linear"), InfiniteFlow(run)
+    computations = Flow(run, "linear"), InfiniteFlow(run)
     store = Store(tmp_path)
-    for piece in pieces:
-        store.save(piece, piece.compute(), {})
-        data = store.load(piece.key)
+    for item in computations:
+        store.save(item, item.compute(), {})
+        data = store.load(item.key)
         assert data is not None
         how, _, step = data.attrs["cut_short"].partition(" at step ")
         assert how == "out of steps"
@@ -275,9 +288,9 @@ def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
         {"risk": (("member", "step"), 1.1 * np.stack([fall, fall])), **of_member},
         {"member": ["softmax", "linear"], "step": steps},
     )
-    flows = [piece for piece in figure.needs(smoke) if isinstance(piece, Flow)]
+    flows = [item for item in figure.needs(smoke) if isinstance(item, Flow)]
     results: dict[Needed, xr.Dataset] = {run: trained for run in figure.needs(smoke) if isinstance(run, Run)}
-    results |= {piece: xr.Dataset({"risk": ("step", fall)}, {"step": steps}, {"cut_short": ""}) for piece in flows}
+    results |= {item: xr.Dataset({"risk": ("step", fall)}, {"step": steps}, {"cut_short": ""}) for item in flows}
     whole = figure.dataset(smoke, results)
     assert not any("end before training" in line for line in figure.summary(whole))
     results[flows[0]] = xr.Dataset({"risk": ("step", half)}, {"step": steps}, {"cut_short": "diverged at step 1000"})

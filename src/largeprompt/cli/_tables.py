@@ -207,8 +207,8 @@ def _remarks(curve: xr.Dataset, replicates: int) -> Iterator[str]:
         predicted = ", ".join(at_these + at_large) or "none"
         yield f"slope{square} {float(curve.slope):.3f} ± {float(curve.slope_stderr):.3f}, predicted {predicted}"
     if math.isfinite(float(curve.ratio)):
-        told = "the asymptote" if is_asymptote(curve) else "predicted"
-        yield f"measured over {told}{square} {_uncertain(float(curve.ratio), float(curve.ratio_stderr))}"
+        line = "the asymptote" if is_asymptote(curve) else "predicted"
+        yield f"measured over {line}{square} {_uncertain(float(curve.ratio), float(curve.ratio_stderr))}"
     if math.isfinite(float(curve.constant)):
         onset, power = float(curve.onset), "" if exponent == 1 else f"^{exponent:.3g}"
         begins = f", within 10 % from L = {_count(onset)} on" if math.isfinite(onset) else ""

@@ -170,6 +170,12 @@ def _plain(check: Check) -> dict[str, Any]:
     return fields | dict.fromkeys(unknown)
 
 
+def equal(label: str, measured: float, target: float, within: float, error: float | None = None) -> Check:
+    """A check of equality within a tolerance; where there is an error, one larger than that settles nothing."""
+    resolution = math.inf if error is None else within
+    return Check(label, measured, "=", target, error or 0.0, within, resolution)
+
+
 def not_settled(remark: str) -> Finding:
     """For a preset that cannot decide."""
     return Finding((), remark)

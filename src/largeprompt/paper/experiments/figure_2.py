@@ -18,7 +18,7 @@ from largeprompt.icl import (
 from largeprompt.lab import VERDICTS, Progress, Run
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level, over_seeds
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, Choice, covariates
-from largeprompt.paper.claims import Check, Finding, claim, widened, worst
+from largeprompt.paper.claims import Check, Finding, claim, equal, widened, worst
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
 from largeprompt.paper.experiments._training import stacked
 
@@ -246,7 +246,7 @@ def _to_the_floor(data: xr.Dataset) -> tuple[Check, ...]:
         intercept = float(weights @ risk) if long >= _LONG else math.nan
         label = f"{member}: a of a + b/L through L = {short:.0f} and {long:.0f}"
         off = float(np.linalg.norm(weights * error))
-        checks.append(Check(label, intercept, "=", float(data.floor), off, tolerance=_NEAR, resolution=_NEAR))
+        checks.append(equal(label, intercept, float(data.floor), _NEAR, off))
     return tuple(checks)
 
 

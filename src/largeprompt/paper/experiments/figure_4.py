@@ -184,7 +184,7 @@ def _fall_steps(risk: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
 
 
 def _falls(risk: np.ndarray, steps: np.ndarray) -> float:
-    """In how many separate stretches, over the logarithm of steps, the risk falls; unknown of a diverged run."""
+    """How often the risk falls, with a plateau between, over the logarithm of steps; unknown of a diverged run."""
     if not np.isfinite(risk).all():
         return math.nan
     at = np.linspace(math.log10(steps[-1]) - _DECADES, math.log10(steps[-1]), _GRID)

@@ -16,7 +16,7 @@ from largeprompt.dynamics import Trajectory, flow_limit, gradient_flow, structur
 from largeprompt.icl import LinearRegression, blocks, covariance_named, norm
 from largeprompt.lab import Progress
 from largeprompt.paper.choice import COVARIANCES, Choice
-from largeprompt.paper.claims import Check, Finding, claim
+from largeprompt.paper.claims import Check, Finding, claim, equal
 from largeprompt.paper.experiment import Computation, Experiment, Measurement, Needed, Results
 from largeprompt.paper.experiments import flows
 
@@ -237,9 +237,9 @@ def _limit_of_the_flow(data: xr.Dataset) -> Finding:
     for noise in _NOISE:
         part = _where(data, noise=noise)
         label = f"largest relative distance of (U, V) from the limit, noise variance {noise:g}"
-        checks.append(Check(label, _over(part, _distance), "=", 0.0, tolerance=_CLOSE))
+        checks.append(equal(label, _over(part, _distance), 0.0, _CLOSE))
         off = _over(part, lambda part: abs(part["risk"].isel(time=-1) - part["noise"] / 2))
-        checks.append(Check(f"risk less {noise / 2:g}, noise variance {noise:g}", off, "=", 0.0, tolerance=_KEPT))
+        checks.append(equal(f"risk less {noise / 2:g}, noise variance {noise:g}", off, 0.0, _KEPT))
     return Finding(
         tuple(checks),
         "Noise leaves the limits of the parameters where they are; the risk, a half mean square, tends to half the "
@@ -257,12 +257,11 @@ def _limit_of_the_flow(data: xr.Dataset) -> Finding:
 )
 def _limit_with_singular_covariance(data: xr.Dataset) -> Finding:
     checks = tuple(
-        Check(
+        equal(
             f"relative distance of (U, V) from the limit, Σ = {covariance}",
             _over(_where(data, covariance=covariance), _distance),
-            "=",
             0.0,
-            tolerance=_CLOSE,
+            _CLOSE,
         )
         for covariance in _SINGULAR
     )

@@ -16,7 +16,7 @@ from largeprompt.icl import LinearRegression, covariance_named
 from largeprompt.lab import Progress
 from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series, level, sequence
 from largeprompt.paper.choice import COVARIANCES, Choice, covariates
-from largeprompt.paper.claims import Check, Finding, claim, not_settled
+from largeprompt.paper.claims import Check, Finding, claim, equal, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results, join
 
 
@@ -91,7 +91,7 @@ class Ladder(Computation):
         }
         infinite = np.asarray(rungs.infinite.risk), {"long_name": "risk of the infinite prompt along its own flow"}
         return xr.Dataset(
-            {name: (("L", "t"), np.asarray(values), {"long_name": told}) for name, (values, told) in curves.items()}
+            {name: (("L", "t"), np.asarray(values), {"long_name": words}) for name, (values, words) in curves.items()}
             | {"infinite": ("t", *infinite), "floor": ((), self.noise / 2)},
             coords={"L": np.asarray(self.lengths, np.int32), "t": times},
             attrs={
@@ -202,7 +202,7 @@ def _too_short(ladders: list[tuple[str, xr.Dataset]]) -> Finding | None:
         end = float(ladders[0][1].t[-1])
         return not_settled(f"Flows to t = {end:g} are too short: the infinite prompt's has {left:.3g} yet to fall.")
     rungs = ladders[0][1].sizes["L"]
-    return None if rungs > 1 else not_settled(f"A ladder of {rungs} length tells no trend.")
+    return None if rungs > 1 else not_settled(f"A ladder of {rungs} length shows no trend.")
 
 
 @claim(
@@ -247,7 +247,7 @@ def _trajectories(flows: xr.Dataset) -> Finding:
     ladders = _ladders(flows)
     L = ladders[0][1].L.values
     if len(L) < 2:
-        return not_settled(f"A ladder of {len(L)} length tells no trend.")
+        return not_settled(f"A ladder of {len(L)} length shows no trend.")
     checks, remarks = [], []
     for name, data in ladders:
         for part in _EARLIER:
@@ -294,10 +294,10 @@ def _bayes_in_the_limit(flows: xr.Dataset) -> Finding:
         end, floor = data.isel(t=-1), float(data.floor)
         value, error = at_infinity(data.L.values, end.risk.values, end.stderr.values)
         where = f"{name}: final risk extrapolated to L = ∞"
-        checks.append(Check(where, value, "=", floor, error, tolerance=_NEAR, resolution=_NEAR))
+        checks.append(equal(where, value, floor, _NEAR, error))
     for name, data in ladders:
         where = f"{name}: final risk of the infinite-prompt flow"
-        checks.append(Check(where, float(data.infinite[-1]), "=", float(data.floor), tolerance=_NEAR))
+        checks.append(equal(where, float(data.infinite[-1]), float(data.floor), _NEAR))
     alpha = float(ladders[0][1].alpha)
     remark = (
         f"With label noise of variance s² the Bayes risk is s²/2 (erratum T16); α = {alpha:g} lies in the printed "

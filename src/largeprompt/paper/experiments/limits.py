@@ -20,7 +20,7 @@ from largeprompt.concentration import RateFit, deviation, fit_power_law
 from largeprompt.concentration.bounds import MomentConstants, moment_constants
 from largeprompt.lab import Progress
 from largeprompt.measures import AbstractMeasure, Cube, Empirical, Gaussian, Mixture
-from largeprompt.paper.claims import Check, Finding, claim
+from largeprompt.paper.claims import Check, Finding, claim, equal
 from largeprompt.paper.experiment import Computation, Measurement
 
 QUERIES = {"smoke": 5000, "quick": 100_000, "paper": 500_000}
@@ -246,13 +246,11 @@ def _affine_and_gaussian(data: xr.Dataset) -> Finding:
     checks = []
     for rank, part in ((int(rank), data.sel(rank=rank)) for rank in data["rank"]):
         of = f"rank {rank} of {data.sizes['output']}"
-        checks.append(
-            Check(f"distance from the affine map, {of}", float(part["deviation"]), "=", 0.0, tolerance=_ROUNDING)
-        )
+        checks.append(equal(f"distance from the affine map, {of}", float(part["deviation"]), 0.0, _ROUNDING))
         for name, what in (("mean", "mean"), ("cov", "covariance")):
             value, error = _worst(part[name], part[f"{name}_stderr"])
             label = f"{what} of the outputs less the lemma's, worst entry, in its deviations, {of}"
-            checks.append(Check(label, value, "=", 0.0, error, tolerance=0.1, resolution=0.1))
+            checks.append(equal(label, value, 0.0, 0.1, error))
         distance = float(part["kolmogorov"].max())
         checks.append(Check(f"√n × Kolmogorov distance from the lemma's normal law, {of}", distance, "<", _NORMAL))
     return Finding(tuple(checks))
@@ -271,22 +269,8 @@ def _affine_and_gaussian(data: xr.Dataset) -> Finding:
 def _linear_in_the_limit(data: xr.Dataset) -> Finding:
     fit = rate(data)
     checks = [
-        Check(
-            "slope of log E‖T_lin[μ̂_L] − V E[zzᵀ]Uz‖² in log L",
-            fit.slope,
-            "=",
-            -1.0,
-            fit.stderr,
-            tolerance=0.1,
-            resolution=0.1,
-        ),
-        Check(
-            "softmax less linear, centred Gaussian by quadrature",
-            float(data["quadrature"]),
-            "=",
-            0.0,
-            tolerance=_ROUNDING,
-        ),
+        equal("slope of log E‖T_lin[μ̂_L] − V E[zzᵀ]Uz‖² in log L", fit.slope, -1.0, 0.1, fit.stderr),
+        equal("softmax less linear, centred Gaussian by quadrature", float(data["quadrature"]), 0.0, _ROUNDING),
     ]
     for law in data["law"].values[1:]:
         label = f"softmax less linear, relative, {law}"
@@ -317,7 +301,7 @@ def _moments_are_finite(data: xr.Dataset) -> Finding:
         of_law = ratio.sel(law=law)
         if int(data["exact"].sel(law=law)):
             worst = float(1 + _worst(of_law - 1, of_law)[0])
-            checks.append(Check(f"moment over its closed form, worst, {law}", worst, "=", 1.0, tolerance=1e-7))
+            checks.append(equal(f"moment over its closed form, worst, {law}", worst, 1.0, 1e-7))
         else:
             worst = float(of_law.sel(p=slice(1, None)).max())
             checks.append(Check(f"moment over radius^p E‖Z‖^p', largest for p > 0, {law}", worst, "<", 1.0))
