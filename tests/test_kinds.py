@@ -31,17 +31,18 @@ KEY = jax.random.key(0)
 class Uniform(attention.AbstractAttention):
     """Reads the mean of a prompt, whatever the query."""
 
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
-
-    def __init__(self, U, V):
-        self.U, self.V = jnp.asarray(U), jnp.asarray(V)
-
     def reading(self, mu, u):
         return mu._mean()
 
     def reading_slope(self, mu, u):
         return jnp.zeros((self.dim, self.dim), u.dtype)
+
+
+class Difference(attention.AbstractAttention):
+    """The difference of two softmaxes, known by what it reads alone."""
+
+    def reading(self, mu, u):
+        return mu.tilt(u).mean() - mu.tilt(u / 2).mean() / 2
 
 
 class Sharper(lp.SoftmaxAttention):
@@ -66,12 +67,6 @@ class Weaker(lp.LinearAttention):
 
 class Turned(attention.AbstractAttention):
     """Softmax whose reading is turned, so that its slope is not symmetric."""
-
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
-
-    def __init__(self, U, V):
-        self.U, self.V = jnp.asarray(U), jnp.asarray(V)
 
     def reading(self, mu, u):
         return jnp.roll(mu._tilt(u)._mean(), 1)
@@ -113,12 +108,13 @@ class Bare(attention.AbstractLayer):
 
 
 OWN: dict[str, attention.AbstractLayer] = {
-    "uniform": f(Uniform)(U, V),
-    "sharper softmax": f(Sharper)(U, V),
-    "weaker linear": f(Weaker)(U, V),
-    "unchanged softmax": f(Unchanged)(U, V),
+    "uniform": Uniform(U, V),
+    "difference": Difference(U, V),
+    "sharper softmax": Sharper(U, V),
+    "weaker linear": Weaker(U, V),
+    "unchanged softmax": Unchanged(U, V),
     "bare": Bare(jnp.asarray(U), jnp.asarray(V)),
-    "turned": f(Turned)(U, V),
+    "turned": Turned(U, V),
     "own head": f(OwnHead)(matrix(6, 2, D), 0.2 * matrix(7, 2, D), V),
 }
 OWN["several, one of its own"] = lp.MultiHead([lp.Head(U, np.eye(D), V), f(OWN["own head"])])
@@ -202,6 +198,57 @@ def test_what_is_known_for_softmax_or_linear_alone_refuses_other_kinds_in_one_li
         calls += [lambda layer: dynamics.flow_limit(TASK, layer), lambda layer: bounds.theorem_4_3(TASK, layer, 0.1)]
     for call in calls:
         assert_refused(lambda call=call: call(layer), type(layer).__name__)
+
+
+def test_a_kind_known_by_its_reading_has_all_else():
+    """Against two softmaxes added up, whose forms are closed; errors over the atoms of a prompt are exact."""
+    layer, z = OWN["difference"], Z[0]
+    assert isinstance(layer, attention.AbstractAttention)
+    one, two = lp.SoftmaxAttention(U, V), lp.SoftmaxAttention(U / 2, -V / 2)
+    prompt = lp.Empirical(matrix(9, 60, D))
+    for mu in (MU, prompt):
+        np.testing.assert_allclose(layer(mu, z), one(mu, z) + two(mu, z), rtol=1e-12)
+        both = one.jacobian(mu, z).U + two.jacobian(mu, z).U / 2
+        np.testing.assert_allclose(layer.jacobian(mu, z).U, both, rtol=1e-10, atol=1e-12)
+    u, tokens = jnp.asarray(U @ z), jnp.asarray(matrix(10, 5, D))
+    halves = [(one, u, 1.0), (two, u / 2, -0.5)]
+    expected = sum(sign * head.influence(MU, v, tokens) for head, v, sign in halves)
+    np.testing.assert_allclose(layer.influence(MU, u, tokens), expected, rtol=1e-9, atol=1e-12)
+    expected = sum(sign * head.reading_bias(prompt, v) for head, v, sign in halves)
+    np.testing.assert_allclose(layer.reading_bias(prompt, u), expected, rtol=1e-9)
+    expected = sum(s * t * g.error_covariance(prompt, v, h, w) for g, v, s in halves for h, w, t in halves)
+    np.testing.assert_allclose(layer.error_covariance(prompt, u, layer, u), expected, rtol=1e-9)
+    assert not layer.errors_are_exact(MU)
+    sampled = layer.error_covariance(MU, u, layer, u)
+    expected = sum(s * t * g.error_covariance(MU, v, h, w) for g, v, s in halves for h, w, t in halves)
+    np.testing.assert_allclose(sampled, expected, rtol=0.2, atol=0.05)
+    square = eqx.tree_at(lambda one: one.V, layer, jnp.eye(D))
+    assert lp.particles([square], MU, KEY, 20)[-1].points.shape == (20, D)
+    assert lp.pushforward(square, MU, key=KEY, n=30).dim == D
+    assert float(lp.relative_nonlinearity(layer, MU, Z)) < 1e-12  # affine on a Gaussian, as softmax is
+
+
+def test_a_subclass_of_softmax_that_reads_something_else_has_none_of_its_closed_forms():
+    sharper, twin = Sharper(U, V), lp.SoftmaxAttention(2 * U, V)
+    u, prompt = jnp.asarray(U @ Z[0]), lp.Empirical(matrix(9, 60, D))
+    np.testing.assert_allclose(
+        sharper.error_covariance(prompt, u, sharper, u), twin.error_covariance(prompt, 2 * u, twin, 2 * u), rtol=1e-9
+    )
+    np.testing.assert_allclose(sharper.reading_bias(prompt, u), twin.reading_bias(prompt, 2 * u), rtol=1e-9)
+    assert not sharper.errors_are_exact(MU)
+    assert attention.kind_of(sharper) is None
+
+
+def test_two_kinds_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="kind 'softmax' is largeprompt"):
+
+        class Other(attention.AbstractAttention):
+            """Not softmax."""
+
+            kind = "softmax"
+
+            def reading(self, mu, u):
+                return u
 
 
 @pytest.mark.parametrize("name", TWINS)
