@@ -129,7 +129,7 @@ def _directional_derivatives(function: OverNodes, x, directions):
     return jax.vmap(along)(directions)
 
 
-def rough_ends(function: Risk, starts: Points) -> Points:
+def rough_ends(function: Risk, starts: Points) -> Float[np.ndarray, "m n"]:
     """Where descents from many starts end, one of each sort that numbers which no symmetry changes cannot tell apart.
 
     The stationary points of linear attention are known well, so that all sorts count. Ends that were not reached, and

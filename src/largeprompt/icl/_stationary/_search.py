@@ -90,7 +90,7 @@ def stationary_points(
     """
     task, L = as_regression(task), checks.prompt_length(L)
     if kind not in get_args(Kind):
-        raise ValueError(f"kind is {kind!r}; stationary points are known for 'softmax' and 'linear'")
+        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
     layer = attention_of(kind)
     starts = checks.count("starts", starts, at_least=0)
     if task.Sigma.dtype != np.float64:
