@@ -55,7 +55,7 @@ class StationaryPoint(AbstractShown):
 
     `zero_modes` counts the eigenvalues that are 0 to within rounding, or for softmax attention to within 5 standard
     errors of the nodes; `symmetries` is how many of them the continuous symmetries account for. A minimum has only
-    positive curvature across these; where some cannot be told from 0 the point is undecided. `excess` is what the risk
+    positive curvature across these; where some may be 0 the point is undecided. `excess` is what the risk
     is above that of `optimal_linear` or `optimal_softmax`.
     """
 
