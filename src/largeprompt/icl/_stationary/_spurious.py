@@ -86,9 +86,9 @@ def predicted_excess(task: LinearRegression, L: int | float) -> Float[Array, ""]
 
 
 def spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vector, Float[np.ndarray, "n m"] | None]]:
-    """The points of the module's formula, one for each principal axis, each with the subspace its reflections leave alone.
+    """The points of the module's formula, one for each principal axis.
 
-    The task is in standard units.
+    Each has the subspace that its reflections leave alone. The task is in standard units.
     """
     d, k = task.d, task.targets
     full = np.linalg.matrix_rank(np.asarray(task.Sigma)) == d
