@@ -207,9 +207,9 @@ KIND = ("prompts", "staged", "on_chip", "helped", "parts")
 
 def _kind(trial: Trial) -> list[int]:
     """How a trial is carried out."""
-    from largeprompt.engine import _form, _gpu
+    from largeprompt.engine import _gpu, _training_arrays
 
-    kind, parts = _gpu._kind(trial.training, _form.Form(trial.training, trial.layers))
+    kind, parts = _gpu._shape_of(trial.training, _training_arrays.TrainingArrays(trial.training, trial.layers))
     return [*(int(getattr(kind, name)) for name in KIND[:-1]), parts]
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
-from largeprompt.measures import AbstractMeasure, Empirical
+from largeprompt.measures import AbstractMeasure
 
 from ._laws import layer_from, measure_from, task_from
 from ._lengths import lengths_from
@@ -89,16 +89,6 @@ class Study:
         """The layer's matrices and the factor of its scores."""
         return described(self.attention, self.layer.get("kind", "softmax"), "scale" in self.layer)
 
-    @property
-    def work(self) -> dict[int | str, int]:
-        """The parts of `run`, each with its share of the work.
-
-        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take, and
-        for the limit at each query, which reads all tokens of a law that is given by its tokens.
-        """
-        atoms = self.tokens.size if isinstance(self.tokens, Empirical) else 0
-        return {L: 1000 + L + atoms for L in self.lengths} | dict.fromkeys(self.quantities, 3000 + atoms)
-
     def run(self, progress: Progress | None = None, *, device: Device = "auto") -> xr.Dataset:
         """Measure, predict and bound.
 
@@ -106,39 +96,35 @@ class Study:
         """
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError("studies run in float64; call largeprompt.use_float64() first")
-        work = self.work
-        with (progress or Progress()).task("measuring", sum(work.values())) as advance:
-            return self._run(lambda part: advance(work[part], _part_done(part)), device)
-
-    def _run(self, done: Callable[[int | str], None], device: Device) -> xr.Dataset:
-        began = time.perf_counter()
+        began, progress = time.perf_counter(), progress or Progress()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
         options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt}
         with warnings.catch_warnings():  # what cannot be trusted is marked as such
             warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
-            measured: Any = concentration.deviation(*subject, **options, device=device, done=done)
+            measured: Any = concentration.deviation(*subject, **options, device=device, progress=progress)
         curves, numbers = {}, {}
-        for quantity in self.quantities:
-            predicted, method, note = self._predicted(quantity, of_prediction)
-            bound, name, refusal = self._bounded(quantity)
-            curves[quantity] = _measured(measured[quantity]) | {
-                "predicted": _array(predicted, "mean_square", len(self.lengths)),
-                "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
-                "bound_log10": bound,
-            }
-            numbers[quantity] = dataclasses.asdict(concentration.compare(measured[quantity], predicted)) | {
-                "constant": _number(predicted, "constant"),
-                "constant_stderr": _number(predicted, "constant_stderr"),
-                **_regime(predicted),
-                "exact": predicted is not None and predicted.exact,
-                "method": method,
-                "note": note,
-                "sampler": measured[quantity].method,
-                "bound_name": name,
-                "bound_refusal": refusal,
-            }
-            done(quantity)
+        with progress.task("predicting", len(self.quantities)) as advance:
+            for quantity in self.quantities:
+                predicted, method, note = self._predicted(quantity, of_prediction)
+                bound, name, refusal = self._bounded(quantity)
+                curves[quantity] = _measured(measured[quantity]) | {
+                    "predicted": _array(predicted, "mean_square", len(self.lengths)),
+                    "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
+                    "bound_log10": bound,
+                }
+                numbers[quantity] = dataclasses.asdict(concentration.compare(measured[quantity], predicted)) | {
+                    "constant": _number(predicted, "constant"),
+                    "constant_stderr": _number(predicted, "constant_stderr"),
+                    **_regime(predicted),
+                    "exact": predicted is not None and predicted.exact,
+                    "method": method,
+                    "note": note,
+                    "sampler": measured[quantity].method,
+                    "bound_name": name,
+                    "bound_refusal": refusal,
+                }
+                advance(1, quantity)
         versions = f"largeprompt {__version__}, jax {jax.__version__}, numpy {np.__version__}"
         return xr.Dataset(
             {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}
@@ -179,10 +165,6 @@ class Study:
             except ValueError as error:
                 refusal = refusal or str(error)
         return found, name, refusal if self.bounds else "not asked for"
-
-
-def _part_done(part: int | str) -> str:
-    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
 
 
 def _measured(found: Any) -> dict[str, np.ndarray]:
