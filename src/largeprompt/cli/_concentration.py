@@ -39,7 +39,9 @@ Layer = Annotated[
     Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or weights in FILE.npz or FILE.npy.", "pytorch")
 ]
 Scale = Annotated[Text, _option("--score-scale", "Factor of the scores of K and Q, such as 1/sqrt(16).", "1")]
-Attention = Annotated[Text, _option("--attention", "softmax or linear.", "softmax")]
+Attention = Annotated[
+    Text, _option("--attention", "A kind: softmax, linear, sigmoid, relu, normalised-relu ...", "softmax")
+]
 InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
 Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
 Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries.", "0")]

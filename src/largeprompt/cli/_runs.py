@@ -35,22 +35,23 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
     from largeprompt import lab
 
     folder = _opened(store)
-    entries, damaged = [], []
+    found, damaged = [], []
     for key in folder.run_keys():
         try:
-            entries.append(folder.entry(key))
+            found.append(folder.status(key))
         except (lab.Damaged, OSError) as error:
             damaged.append(in_one_line(error))
     if as_json:
-        known = [{"hash": e.key, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
+        known = [
+            {"hash": one.key, "status": one.stage, "step": one.step, **one.run.as_dict()} for one in found if one.run
+        ]
         print_json([], {"runs": known, "damaged": damaged})
     else:
-        table = Table(title=f"{len(entries)} runs in {folder.location}", box=box.SIMPLE_HEAD)
-        for name in ("hash", "run", "steps", "status"):
-            table.add_column(name)
-        for entry in entries:
-            status = entry.status if entry.status == "finished" else f"{entry.status} at step {entry.step}"
-            table.add_row(entry.key[:12], entry.run.title, str(entry.run.steps), status)
+        title = f"{len(found)} runs in {folder.location}"
+        table = Table("hash", "run", "steps", "status", title=title, box=box.SIMPLE_HEAD)
+        for run in found:
+            status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"
+            table.add_row(run.key[:12], run.title, str(run.steps), status)
         show([table])
     for message in damaged:
         complain(f"{message}; {_REMEDY}")
@@ -67,9 +68,9 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
         data = folder.load(key)
     if data is None:
         with _remedy():
-            entry = folder.entry(key)
-        told = {"hash": key, "status": entry.status, "step": entry.step}
-        settings = lab.as_toml(entry.run)
+            status = folder.status(key)
+        told = {"hash": key, "status": status.stage, "step": status.step}
+        settings = "" if status.run is None else lab.as_toml(status.run)
     else:
         told = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
         settings = data.attrs["toml"]
@@ -95,7 +96,7 @@ def _risk(
     store: Folder = None,
     as_json: Json = False,
 ) -> None:
-    """The risk of what a run has trained at other lengths, beside the best layers there and the Bayes risk."""
+    """The risk of the layers of a run at other lengths, beside the best layers there and the Bayes risk."""
     from largeprompt import lab
     from largeprompt.paper import drawing
 
