@@ -355,7 +355,7 @@ def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
         keys.append(driver._key(run))
     assert len(set(keys)) == 3
     assert driver._is_lost(run, died())
-    assert store.failure(run.key)["error"].startswith("4 workers died while at it")
+    assert store.failure(run.key)["error"].startswith("4 workers died while they ran it")
     assert store.status(run.key).stage == "failed"
     lab.train(run, store)
     assert store.failure(run.key) == {}

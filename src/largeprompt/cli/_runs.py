@@ -69,16 +69,16 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
     if data is None:
         with _remedy():
             status = folder.status(key)
-        told = {"hash": key, "status": status.stage, "step": status.step}
+        facts = {"hash": key, "status": status.stage, "step": status.step}
         settings = "" if status.run is None else lab.as_toml(status.run)
     else:
-        told = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
+        facts = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
         settings = data.attrs["toml"]
     if as_json:
-        print_json([], {**told, "toml": settings})
+        print_json([], {**facts, "toml": settings})
         return
     screen.print(settings, markup=False, highlight=False, soft_wrap=True)
-    for name, known in told.items():
+    for name, known in facts.items():
         screen.print(f"{name}: {known}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -120,10 +120,10 @@ def _risk(
             drawing.save(drawing.draw(length_chart(data)), path)
     files = [] if plot is None else [plot]
     if as_json:
-        told = records(data)
-        for row in told["rows"]:
+        numbers = records(data)
+        for row in numbers["rows"]:
             row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
-        print_json(files, {**told, "test": test})
+        print_json(files, {**numbers, "test": test})
         return
     show([length_table(data)], width=100)
     if files:

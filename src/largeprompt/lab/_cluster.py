@@ -273,7 +273,7 @@ class _Driver:
         if step > self._reached.get(run.key, 0):  # its workers died of something else: it gets on
             self._reached[run.key] = step
             return False
-        message = f"{error.allowed_failures + 1} workers died while at it, all of them at step {step}"
+        message = f"{error.allowed_failures + 1} workers died while they ran it, all at step {step}"
         with contextlib.suppress(OSError):
             self._store.fail(run, message, "")
         self._give_up(run, message)
