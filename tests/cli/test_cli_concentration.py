@@ -74,14 +74,14 @@ def test_a_regression_is_told_by_its_risks(command):
 
 
 def settings_of(monkeypatch, command, *arguments):
-    """The study that a command line makes, which is not carried out."""
+    """The study that a command line makes, which does not run."""
     found = []
 
-    def stop(study, done, device):
+    def stop(study, progress, device):
         found.append(study)
         raise ValueError("stopped")
 
-    monkeypatch.setattr(lab.Study, "carry_out", stop)
+    monkeypatch.setattr(lab.Study, "run", stop)
     code, _, err = command("concentration", *arguments)
     assert (code, err) == (2, "largeprompt: stopped\n")
     return found[0].settings
@@ -174,14 +174,14 @@ def test_the_scale_of_the_scores_is_given_and_said(command, scale, number):
 
 
 def test_an_interrupt_leaves_no_file(monkeypatch, command):
-    def interrupted(study, done, device):
+    def interrupted(study, progress, device):
         raise KeyboardInterrupt
 
     def leave(code):
         raise SystemExit(code)
 
     said = []
-    monkeypatch.setattr(lab.Study, "carry_out", interrupted)
+    monkeypatch.setattr(lab.Study, "run", interrupted)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(os, "write", lambda handle, text: said.append(text))
     code, _, err = command("concentration", *SMALL)
@@ -194,7 +194,7 @@ def test_progress_is_in_proportion_to_the_length(monkeypatch, command):
     steps = []
     monkeypatch.setattr(_concentration.View, "step", lambda self, name, done, note="": steps.append((note, done)))
     assert command("concentration", *SMALL, "--quantity", "output", "--no-bounds")[0] == 0
-    assert steps == [("measured L = 4", 1004), ("measured L = 16", 2020), ("predicted the output", 5020)]
+    assert steps == [("L = 4", 1004), ("L = 16", 2020), ("output", 1)]
 
 
 def test_prompt_length_names_a_length_and_measures_there(command):
