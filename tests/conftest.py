@@ -47,7 +47,7 @@ FIRST = (
     "lab/test_cluster", "cli/test_cli_paper", "engine/test_gpu_simulated", "concentration/test_deviation",
     "concentration/test_bounds_layers", "measures/test_closed_forms", "cli/test_cli_concentration",
     "concentration/test_bounds_risks", "icl/test_bayes", "icl/test_risk", "concentration/test_prompt_length",
-    "dynamics/test_limits", "icl/test_optima", "paper/test_errata", "icl/test_tasks", "test_tutorials",
+    "dynamics/test_limits", "icl/test_optima", "paper/test_errata", "icl/test_tasks", "test_examples",
 )
 # fmt: on
 

@@ -82,19 +82,21 @@ TRIALS = {
     "four threads a prompt, more prompts than threads": Trial(training(10, batch=18), pair(3), MANY_PARTS),
     "four threads a prompt, softmax alone": Trial(training(23), (SOFTMAX,), MANY_PARTS),
     "four threads a prompt, K Q V O": Trial(training(23), one_head(1), MANY_PARTS),
-    "some tokens drawn ahead": Trial(training(9), pair(3), {"_gpu_kinds.Kind.pairs_ahead": 2}),
-    "no token drawn ahead": Trial(training(9), pair(3), {"_gpu_kinds.Kind.pairs_ahead": 0}),
+    "some tokens drawn ahead": Trial(training(9), pair(3), {"_gpu_shapes.KernelShape.pairs_ahead": 2}),
+    "no token drawn ahead": Trial(training(9), pair(3), {"_gpu_shapes.KernelShape.pairs_ahead": 0}),
     "threads without a token": Trial(training(5), pair(3), MANY_PARTS),
     # f counted from 0, not from that of the largest score: and no linear head, which would follow rounding alone
     "threads without a token, hard maximum": Trial(training(5), HARD[:1], MANY_PARTS, rounding=1e-3),
     "four threads a prompt, hard maximum": Trial(training(23), HARD[:1], MANY_PARTS, rounding=1e-3),
-    "one thread draws all of a prompt": Trial(training(23), pair(3), MANY_PARTS | {"_gpu_kinds._DRAWN_BYTES": 0}),
-    "weights in the card's memory": Trial(training(6), pair(3), {"_gpu_kinds._ON_CHIP_BYTES": 0}),
+    "one thread draws all of a prompt": Trial(training(23), pair(3), MANY_PARTS | {"_gpu_shapes._DRAWN_BYTES": 0}),
+    "weights in the card's memory": Trial(training(6), pair(3), {"_gpu_shapes._ON_CHIP_BYTES": 0}),
     "weights in the card's memory, two heads": Trial(
-        training(9, THREE), head_pair(2, 4, rank=3), {"_gpu_kinds._ON_CHIP_BYTES": 0}
+        training(9, THREE), head_pair(2, 4, rank=3), {"_gpu_shapes._ON_CHIP_BYTES": 0}
     ),
-    "one prompt at a time shares its readings": Trial(training(6), pair(3), {"_gpu_kinds._SHARED_BYTES": 0}),
-    "few prompts at a time share their readings": Trial(training(6, batch=18), pair(3), {"_gpu_kinds.Kind.staged": 3}),
+    "one prompt at a time shares its readings": Trial(training(6), pair(3), {"_gpu_shapes._SHARED_BYTES": 0}),
+    "few prompts at a time share their readings": Trial(
+        training(6, batch=18), pair(3), {"_gpu_shapes.KernelShape.staged": 3}
+    ),
     "both halves of a seed, and another loss": Trial(training(6, seed=2**40 + 12345, loss_factor=2.0), pair(3)),
     "the last steps there are": Trial(training(6), pair(3), first=2**32 - 5),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from largeprompt.lab import Run
-from largeprompt.lab._course import risks
+from largeprompt.lab._history import risks
 from largeprompt.lab._yardstick import yardstick
 from largeprompt.paper import Choice
 

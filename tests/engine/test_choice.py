@@ -15,7 +15,7 @@ from engine_catalogue import KMS, flat, pair, uv
 from largeprompt import _device, engine
 from largeprompt._device import Device
 from largeprompt.dynamics import Training
-from largeprompt.engine._gpu_kinds import MOST_PARTS, Heads, Kind
+from largeprompt.engine._gpu_shapes import MOST_PARTS, KernelShape, LayerShape
 from largeprompt.icl import LinearRegression, RegressionOn, _prompt, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
@@ -180,9 +180,9 @@ def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
         (1, 2, 5, 17, 20, 64, 73, 74, 100, 200), (1, 2, 8), (1, 2, 7, 9, None), (1, 3, None)
     ):
         usual = max(1, (d + 1) // number)
-        heads = Heads(number, rank or usual, values or usual, True, True)
+        heads = LayerShape(number, rank or usual, values or usual, True, True)
         for layers, prompts in itertools.product(((heads, heads), (heads, None), (None, heads)), (32, 96, 128)):
-            kind = Kind(d, *layers, prompts)
+            kind = KernelShape(d, *layers, prompts)
             weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
             fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 8
             assert kind.fixed_bytes == fixed

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from largeprompt.engine._cpu_tokens import sums_of_one_head
 from largeprompt.engine._gpu_tokens import two_tokens
 from largeprompt.engine._kernel import workspace
 from largeprompt.engine._lanes import LANES
 from largeprompt.engine._readings import cholesky, coefficients, split_value
-from largeprompt.engine._tokens import sums_of, sums_of_one_head
+from largeprompt.engine._tokens import sums_of
 
 
 @pytest.mark.parametrize("m", [2, 4])

@@ -128,8 +128,8 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
 
     from largeprompt import lab
 
-    at_work = lab.runs_at_work(scheduler, store) if scheduler is not None else None
-    found = lab.standings(store, runs, at_work)
+    at_work = lab.running_runs(scheduler, store) if scheduler is not None else None
+    found = lab.statuses(store, runs, at_work)
     counts = lab.counted(found)
     if as_json:
         told = [{"hash": standing.key, **standing._asdict()} for standing in found]

@@ -1,7 +1,6 @@
 """The same training, in law, far faster: counter-based random numbers, exact low-dimensional sampling, one kernel."""
 
 from ._choice import trainer_for as trainer_for
-from ._form import refusal as refusal
 from ._fused import FusedTrainer as FusedTrainer
 from ._gpu import GpuBatch as GpuBatch
 from ._gpu import GpuRun as GpuRun
@@ -9,3 +8,4 @@ from ._gpu import GpuTrainer as GpuTrainer
 from ._gpu import Segment as Segment
 from ._prompt_sums import gaussian_prompt_sums as gaussian_prompt_sums
 from ._prompt_sums import sum_count as sum_count
+from ._training_arrays import refusal as refusal

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._cpu_tokens import ROOM
 from ._lanes import apply, assembled, dot, fill_normals, on_lanes, row
 from ._philox import INSTANCE
 from ._target import lanes, tuned
-from ._tokens import sums_of
+from ._tokens import ARRANGED, WF, sums_of
 
 f32 = np.float32
 
@@ -65,7 +66,7 @@ class Workspace(NamedTuple):
 
 
 def rows_of(d: int, softmax: int, linear: int) -> dict[str, int]:
-    """How many rows each field holds for so many columns of softmax and of linear heads, two a head."""
+    """How many rows each field holds for so many columns of softmax and of linear heads, two per head."""
     D, n, m = d + 1, softmax + linear, max(softmax, linear)
     sizes = {
         "drawn": 2 * d + 1,
@@ -77,9 +78,9 @@ def rows_of(d: int, softmax: int, linear: int) -> dict[str, int]:
         "E": n * D,
         "R": n * n,
         "xi": (2 * softmax + linear) * D,
-        "S": max(2 * 20 + 1, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
-        "sums": max(17, sums_of(softmax)),
-        "carried": 15,
+        "S": max(ROOM, sums_of(softmax) + 3 * softmax + 8, 2 * (2 * softmax)),
+        "sums": max(ARRANGED, sums_of(softmax)),
+        "carried": WF + 1,
         "gram64": 4 * softmax**2,
         "root64": 4 * softmax**2,
         "gram": 4 * softmax**2,
@@ -100,14 +101,14 @@ WIDE_ROWS = ("sums", "carried", "gram64", "root64")  # float64, all others float
 
 @on_lanes
 def draw_instances(d, s, prompt, step, k0, k1):
-    """What is random in ŵ, the query and its label."""
+    """Draw what is random in ŵ, the query and its label."""
     tuned()
     fill_normals(s.drawn, 0, 2 * d + 1, prompt, step, INSTANCE, k0, k1)
 
 
 @assembled
 def instances(d, law, s):
-    """ŵ, the query and its label, from what was drawn."""
+    """Compute ŵ, the query and its label from what was drawn."""
     if law.diagonal:
         for i in range(d):
             size = f32(law.scales[i])
@@ -125,7 +126,7 @@ def instances(d, law, s):
 
 @assembled
 def columns(d, w, law, first, s):
-    """α = Cᵀ u and γ = Cᵀ v of each head, u = Û x̂ of the query, into the columns from `first` on."""
+    """Compute α = Cᵀ u and γ = Cᵀ v of each head, u = Û x̂ of the query, into the columns from `first` on."""
     noise = f32(law.noise)
     for h in range(w.U_hat.shape[0]):
         apply(w.U_hat[h], d + 1, s.drawn, 0, d, s.u, 0)
@@ -143,7 +144,7 @@ def columns(d, w, law, first, s):
 
 @on_lanes
 def errors(d, heads, first, readings, valid, s):
-    """Row 0 of `work`: prediction minus label, 0 for the lanes that hold no prompt of the batch."""
+    """Set row 0 of `work` to prediction minus label, and to 0 for the lanes that hold no prompt of the batch."""
     tuned()
     D = d + 1
     for j in range(lanes()):
@@ -157,8 +158,8 @@ def errors(d, heads, first, readings, valid, s):
 
 
 @on_lanes
-def weigh(d, c, readings, law, s):
-    """Reading c in the coordinates of (x̂, y), times the error."""
+def times_error(d, c, readings, law, s):
+    """Bring reading c into the coordinates of (x̂, y) and multiply it by the error."""
     tuned()
     at = c * (d + 1)
     noise = f32(law.noise)

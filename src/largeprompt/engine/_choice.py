@@ -3,9 +3,9 @@ from typing import Literal, get_args
 from largeprompt._device import Device, resolve_device
 from largeprompt.dynamics import AbstractTrainer, Layers, ReferenceTrainer, Training
 
-from ._form import refusal
 from ._fused import FusedTrainer
 from ._gpu import GpuTrainer
+from ._training_arrays import refusal
 
 Engine = Literal["auto", "fused", "reference"]
 

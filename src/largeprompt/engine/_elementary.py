@@ -59,7 +59,7 @@ def exp2(x):
 
 @scalar
 def _two_normals_by_instructions(radial, angular):
-    """The same two by the instructions of a GPU, to 1e-6; the factor √2 is in the radius."""
+    """Two normals by the instructions of a GPU, to 1e-6; the factor √2 is in the radius."""
     radius = math.sqrt(max(_MINUS_LOG_4 * lg2((f32(radial) + f32(0.5)) * _LEAST), f32(0)))
     radius = from_bits(as_bits(radius) ^ (angular & _SIGN))
     angle = _PI * (from_bits((angular & _MANTISSA) | _ONE) - f32(1.5))

@@ -2,15 +2,15 @@ import numpy as np
 
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
-from ._form import Form, refusal, with_arrays
-from ._kernel import trainer, workspace
+from ._kernel import train_loop, workspace
+from ._training_arrays import TrainingArrays, refusal, with_arrays
 
 
 class FusedTrainer(AbstractTrainer):
     """Gaussian regression, compiled: the same law as the reference, through what a gradient sees of a prompt.
 
     One layer, or a softmax and a linear one on the same prompts; each of one head or of several of one shape, in (U, V)
-    or in (K, Q, V, O) form. One core a run, and other threads go on meanwhile.
+    or in (K, Q, V, O) arrays. A run takes one core, and other threads go on meanwhile.
     """
 
     name = "fused"
@@ -20,30 +20,35 @@ class FusedTrainer(AbstractTrainer):
         if reason:
             raise ValueError(f"the fused engine does not apply: {reason}; use engine='reference'")
         super().__init__(training, layers)
-        form = self._form = Form(training, layers)
-        columns = (0 if w is None else 2 * len(w.K) for w in (form.softmax, form.linear))
+        arrays = self._arrays = TrainingArrays(training, layers)
+        columns = (0 if w is None else 2 * len(w.K) for w in (arrays.softmax, arrays.linear))
         self._space = workspace(training.task.dim - 1, *columns)
 
     def _advance(self, state: State, stop: int) -> State:
-        training, form = self._training, self._form
-        parts = form.parts(state.layers)
-        diverged = np.array([-1 if at is None else at for at in form.ordered(state.diverged)])
-        trainer(form.softmax is not None, form.linear is not None)(
+        training, arrays = self._training, self._arrays
+        parts = arrays.weights_of(state.layers)
+        softmax, linear = arrays.softmax is not None, arrays.linear is not None
+        diverged = np.full(2, -1)
+        own = diverged[int(not softmax) : 1 + int(linear)]
+        own[:] = [-1 if at is None else at for at in arrays.ordered(state.diverged)]
+        train_loop()(
             state.step,
             stop,
-            form.length,
+            arrays.length,
             training.batch,
             training.rate * training.loss_factor,
             FAR,
             training.seed,
-            form.law,
-            parts[0],
-            parts[-1],
+            arrays.law,
+            (parts[0], parts[-1]),
+            softmax,
+            linear,
             self._space,
             diverged,
         )
         layers = tuple(
-            with_arrays(layer, w.K, w.Q, w.V, w.O) for layer, w in zip(state.layers, form.in_order(parts), strict=True)
+            with_arrays(layer, w.K, w.Q, w.V, w.O)
+            for layer, w in zip(state.layers, arrays.in_order(parts), strict=True)
         )
-        ends = (None if end < 0 else int(end) for end in form.in_order(diverged.tolist()))
+        ends = (None if end < 0 else int(end) for end in arrays.in_order(own.tolist()))
         return State(stop, layers, tuple(ends))

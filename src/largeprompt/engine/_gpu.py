@@ -1,10 +1,11 @@
-"""Runs on a GPU: many side by side in one launch, each a block of threads, in launches of a second or so."""
+"""Runs on a GPU: many side by side, each in its own block of threads, in launches of about a second."""
 
 import contextlib
 import gc
 import itertools
 import math
 import warnings
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,22 +14,23 @@ import numpy as np
 from largeprompt import _device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
-from ._form import Form, refusal
-from ._gpu_kinds import (
+from ._batch import Law
+from ._gpu_shapes import (
     DIVERGED,
+    INTEGERS,
     MARK,
     MOST_PARTS,
-    NUMBERS,
     OTHER_DIVERGED,
     PROMPTS,
     REGISTERS,
     STEP,
     STOP,
-    WHOLE,
-    Heads,
-    Kind,
+    KernelShape,
+    LayerShape,
 )
+from ._head_arrays import Weights
 from ._target import PLAIN_PYTHON, WARP
+from ._training_arrays import TrainingArrays, refusal
 
 SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
@@ -38,8 +40,8 @@ _WITHOUT_TOKENS = 300.0  # what a step costs beside its tokens, in tokens
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of garbage: compiling makes millions of objects that it would look through many times."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Compiling makes millions of objects, which the garbage collector would look through many times."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -49,37 +51,12 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class Laws(NamedTuple):
-    """`Law` for many runs, each array with runs first."""
-
-    B: Any
-    Bq: Any
-    F: Any
-    Fq: Any
-    scales: Any
-
-
-class Room(NamedTuple):
-    """The arrays of `Weights` for many runs."""
-
-    K: Any
-    Q: Any
-    V: Any
-    O: Any
-    K_hat: Any
-    Q_hat: Any
-    v: Any
-    U_hat: Any
-    v_hat: Any
-    dU: Any
-    dv: Any
-    dK: Any
-    dQ: Any
-    moved: Any
+# The arrays of `Weights` for many runs, which come first in each.
+_Room = namedtuple("_Room", [name for name, kind in Weights.__annotations__.items() if kind is np.ndarray])
 
 
 class GpuRun(NamedTuple):
-    """A training to carry out: from a state to `stop`, keeping the states after the steps in `marks`, in order."""
+    """A training to run from a state to `stop`, which keeps the states after the steps in `marks`, in order."""
 
     training: Training
     state: State
@@ -88,7 +65,7 @@ class GpuRun(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """How far a launch has brought a training: its state, and what was kept on the way, steps first in every array."""
+    """What one launch did for a training: its state then, and those kept on the way, steps first in every array."""
 
     state: State
     steps: np.ndarray
@@ -99,36 +76,36 @@ _compiled: set[Any] = set()  # loops
 
 
 class GpuBatch:
-    """Trainings of any lengths, laws and shapes on one GPU."""
+    """Trainings of any lengths, laws and shapes that run together on one GPU."""
 
     def __init__(self, runs: Sequence[GpuRun]):
         for run in runs:
             steps = [run.state.step, *run.marks]
             if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > run.stop:
                 raise ValueError(f"marks are {run.marks}; they must increase from above {steps[0]} to {run.stop}")
-        self._forms = [Form(run.training, run.state.layers) for run in runs]
-        kinds = [_kind(run.training, form) for run, form in zip(runs, self._forms, strict=True)]
+        self._arrays = [TrainingArrays(run.training, run.state.layers) for run in runs]
+        shapes = [_shape_of(run.training, arrays) for run, arrays in zip(runs, self._arrays, strict=True)]
         groups = []
-        for kind in dict.fromkeys(kinds):
-            numbers = [i for i, other in enumerate(kinds) if other == kind]
-            groups.append((numbers, _Group(*kind, [(runs[i], self._forms[i]) for i in numbers])))
+        for shape in dict.fromkeys(shapes):
+            numbers = [i for i, other in enumerate(shapes) if other == shape]
+            groups.append((numbers, _Group(*shape, [(runs[i], self._arrays[i]) for i in numbers])))
         self._groups = sorted(groups, key=lambda group: -group[1].longest)
         self._running: list[tuple[list[int], _Group]] = []
         self._layers = [run.state.layers for run in runs]
 
     @property
     def shares(self) -> list[float]:
-        """Of the card, that each training takes while it is under way."""
+        """The share of the card that each training takes while it runs."""
         found = {i: group.share for numbers, group in self._groups for i in numbers}
         return [found[i] for i in range(len(found))]
 
     def advance(self, seconds: float = SECONDS) -> dict[int, Segment]:
-        """A launch of about that long, and what came of it."""
+        """Launch for about that long, wait, and return what was done."""
         self.launch(seconds)
         return self.collect()
 
     def launch(self, seconds: float = SECONDS) -> None:
-        """Set all trainings that are not at their end to work for about that long, without waiting for them.
+        """Start all trainings that are not at their end for about that long, without waiting for them.
 
         Those with most to do come first: where a card cannot hold all at once, others follow as these end.
         """
@@ -142,86 +119,84 @@ class GpuBatch:
             group.launch(seconds, self._deadline)
 
     def collect(self) -> dict[int, Segment]:
-        """Wait for the launch; the trainings that it moved, by their number. None is left: an empty one."""
+        """Wait for the launch; return the trainings that it advanced, by number: none where all are at their end."""
         segments = {}
         for numbers, group in self._running:
             for i, (step, vector, diverged, steps, kept) in group.collect().items():
-                form, layers = self._forms[numbers[i]], self._layers[numbers[i]]
-                state = State(step, form.layers(layers, vector), form.in_order(diverged))
-                segments[numbers[i]] = Segment(state, steps, form.layers(layers, kept))
+                arrays, layers = self._arrays[numbers[i]], self._layers[numbers[i]]
+                state = State(step, arrays.layers(layers, vector), arrays.in_order(diverged))
+                segments[numbers[i]] = Segment(state, steps, arrays.layers(layers, kept))
         return segments
 
 
-def _kind(training: Training, form: Form) -> tuple[Kind, int]:
-    """What carries it out, and the threads of a prompt."""
+def _shape_of(training: Training, arrays: TrainingArrays) -> tuple[KernelShape, int]:
+    """The shape of its kernel, and the number of threads for each prompt."""
     softmax, linear = (
-        None if w is None else Heads(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
-        for w in (form.softmax, form.linear)
+        None if w is None else LayerShape(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
+        for w in (arrays.softmax, arrays.linear)
     )
     prompts = min(PROMPTS, -(-training.batch // WARP) * WARP)
-    few, parts = softmax is not None and 4 * softmax.number > training.L, len(form.weights)
+    few, parts = softmax is not None and 4 * softmax.number > training.L, len(arrays.weights)
     if softmax is not None and softmax.number == 1 and not few and math.inf != training.L:
         parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
-    return Kind(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
+    return KernelShape(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
 
 
 class _Group:
-    """Trainings of one kind, and what the card holds of them."""
+    """Trainings that one kernel runs, and what the card holds of them."""
 
-    def __init__(self, kind: Kind, parts: int, members: Sequence[tuple[GpuRun, Form]]):
+    def __init__(self, shape: KernelShape, parts: int, members: Sequence[tuple[GpuRun, TrainingArrays]]):
         from ._gpu_kernel import cuda, train  # imports what is an extra
 
-        self._cuda, self._kind, self._loop = cuda, kind, train(kind)
-        self._threads, self._shared = kind.prompts * parts, kind.shared_bytes(parts)
+        self._cuda, self._shape, self._loop = cuda, shape, train(shape)
+        self._threads, self._shared = shape.prompts * parts, shape.shared_bytes(parts)
         self._stream = self._cuda.stream()
         self._stops = np.array([run.stop for run, _ in members])
         self._marks = [np.asarray(run.marks, np.int64) for run, _ in members]
         self._seen = np.zeros(len(members), np.int64)
-        cost = np.array([_WITHOUT_TOKENS + (form.length if form.softmax is not None else 0.0) for _, form in members])
+        cost = np.array(
+            [_WITHOUT_TOKENS + (arrays.length if arrays.softmax is not None else 0.0) for _, arrays in members]
+        )
         cost *= self._stops - np.array([run.state.step for run, _ in members])
         self.longest, self._ranked = float(np.max(cost)), np.argsort(-cost, kind="stable")
-        self._whole = np.zeros((len(members), len(WHOLE)), np.int64)
-        numbers = np.zeros((len(members), len(NUMBERS)))
-        for i, (run, form) in enumerate(members):
-            training, law = run.training, form.law
-            seed = training.seed
-            diverged = [-1 if at is None else at for at in form.ordered(run.state.diverged)]
-            of_law = (int(law.plain), int(law.diagonal))
-            at = (run.state.step, run.state.step, 0, diverged[0], diverged[-1])
-            self._whole[i] = (form.length, training.batch, seed & 0xFFFFFFFF, seed >> 32, *of_law, *at)
-            scales = [w.scale for w in form.weights]
-            numbers[i] = (law.noise, training.rate * training.loss_factor, scales[0], scales[-1])
-        to_card = self._cuda.to_device
-        laws = Laws(*(np.stack([getattr(form.law, name) for _, form in members]) for name in Laws._fields))
-        self._laws, self._numbers = Laws(*map(to_card, laws)), to_card(numbers)
-        self._states = to_card(np.stack([form.vector(run.state.layers) for run, form in members]))
-        self._rooms = [self._room(heads) for heads in kind.layers]
+        self._integers = np.zeros((len(members), len(INTEGERS)), np.int64)
+        for i, (run, arrays) in enumerate(members):
+            training, step = run.training, run.state.step
+            diverged = [-1 if at is None else at for at in arrays.ordered(run.state.diverged)]
+            seed = training.seed & 0xFFFFFFFF, training.seed >> 32
+            self._integers[i] = (arrays.length, training.batch, *seed, step, step, 0, diverged[0], diverged[-1])
+        self._laws = Law(
+            *(self.on_card(np.stack(parts)) for parts in zip(*(arrays.law for _, arrays in members), strict=True))
+        )
+        self._rates = self.on_card(np.array([run.training.rate * run.training.loss_factor for run, _ in members]))
+        self._scales = self.on_card(np.array([[w.scale for w in arrays.weights] for _, arrays in members]))
+        self._states = self.on_card(np.stack([arrays.vector(run.state.layers) for run, arrays in members]))
+        self._rooms = [self._room(layer) for layer in shape.layers]
 
-    def _room(self, heads: Heads) -> Room:
-        runs = 1 if self._kind.on_chip else len(self._stops)
-        fields = heads.fields(self._kind.d + 1).values()
-        return Room(*(self._cuda.to_device(np.zeros((runs, *shape), kind)) for shape, kind in fields))
+    def _room(self, layer: LayerShape) -> _Room:
+        runs = 1 if self._shape.on_chip else len(self._stops)
+        shapes = layer.arrays(self._shape.d + 1).items()
+        return _Room(**{name: self.on_card(np.zeros((runs, *shape), kind)) for name, (shape, kind) in shapes})
 
     def prepare(self) -> bool:
         """Bring what a launch needs to the card, the longest runs first; whether there is any to launch."""
         if not np.any(self._left() > 0):
             return False
-        most = max(1, int(_KEPT_BYTES // (8 * self._kind.size * len(self._stops))))
+        most = max(1, int(_KEPT_BYTES // (8 * self._shape.size * len(self._stops))))
         window = [marks[seen : seen + most] for marks, seen in zip(self._marks, self._seen, strict=True)]
         width = max(1, *(len(marks) for marks in window))
         marks = np.full((len(window), width), -1, np.int64)
         for i, row in enumerate(window):
             marks[i, : len(row)] = row
             beyond = self._seen[i] + most < len(self._marks[i])
-            self._whole[i, STOP] = row[-1] if beyond else self._stops[i]
-        self._whole[:, MARK] = 0
+            self._integers[i, STOP] = row[-1] if beyond else self._stops[i]
+        self._integers[:, MARK] = 0
         self._window = window
         order = self._ranked[self._left()[self._ranked] > 0]
-        to_card = self._cuda.to_device
-        self._on_card = to_card(self._whole), self._cuda.device_array((len(window), width, self._kind.size))
-        self._order, self._marks_on_card, self._moved = to_card(order), to_card(marks), order
+        self._on_card = self.on_card(self._integers), self._cuda.device_array((len(window), width, self._shape.size))
+        self._order, self._marks_on_card, self._launched = self.on_card(order), self.on_card(marks), order
         return True
 
     def on_card(self, array: np.ndarray) -> Any:
@@ -232,26 +207,27 @@ class _Group:
         """Have the loop compiled, by a launch in which no run has a step to do."""
         if self._loop in _compiled:
             return
-        whole = self._whole.copy()
-        whole[:, STOP] = whole[:, STEP]
-        self._call(1, self.on_card(whole), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
+        integers = self._integers.copy()
+        integers[:, STOP] = integers[:, STEP]
+        self._call(1, self.on_card(integers), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
         self._stream.synchronize()
         _compiled.add(self._loop)
 
     def launch(self, seconds: float, deadline: Any) -> None:
-        """Set the blocks to work, until the deadline that the first of them sets."""
+        """Start the blocks; they stop at the deadline that the first of them sets."""
         budget, speed = 1, 1.0  # of a simulated clock
         if not PLAIN_PYTHON:
             budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
-        self._call(len(self._moved), self._on_card[0], deadline, budget, speed)
+        self._call(len(self._launched), self._on_card[0], deadline, budget, speed)
 
-    def _call(self, blocks: int, whole: Any, deadline: Any, budget: int, speed: float) -> None:
-        with _uncollected(), warnings.catch_warnings():
+    def _call(self, blocks: int, integers: Any, deadline: Any, budget: int, speed: float) -> None:
+        with _without_garbage_collection(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
             self._loop[blocks, self._threads, self._stream, self._shared](
                 self._order,
-                whole,
-                self._numbers,
+                integers,
+                self._rates,
+                self._scales,
                 self._laws,
                 self._rooms[0],
                 self._rooms[-1],
@@ -265,37 +241,37 @@ class _Group:
             )
 
     def collect(self) -> dict[int, tuple]:
-        """Wait for the launch; what became of each training that was in it."""
+        """Wait for the launch; return what became of each training that was in it."""
         self._stream.synchronize()
-        whole, kept = (part.copy_to_host() for part in self._on_card)
+        integers, kept = (part.copy_to_host() for part in self._on_card)
         states = self._states.copy_to_host()
         found = {}
-        for i in self._moved[whole[self._moved, STEP] > self._whole[self._moved, STEP]]:
-            self._whole[i] = whole[i]
-            diverged = whole[i, [DIVERGED, OTHER_DIVERGED][: len(self._kind.layers)]]
-            steps, rows = self._window[i][: whole[i, MARK]], kept[i, : whole[i, MARK]]
+        for i in self._launched[integers[self._launched, STEP] > self._integers[self._launched, STEP]]:
+            self._integers[i] = integers[i]
+            diverged = integers[i, [DIVERGED, OTHER_DIVERGED][: len(self._shape.layers)]]
+            steps, rows = self._window[i][: integers[i, MARK]], kept[i, : integers[i, MARK]]
             if np.all(diverged >= 0):  # the loop has ended, and all stays as it is
                 rest = self._marks[i][self._seen[i] + len(steps) :]
                 steps, rows = np.append(steps, rest), np.concatenate([rows, np.tile(states[i], (len(rest), 1))])
-                self._whole[i, STEP] = self._stops[i]
+                self._integers[i, STEP] = self._stops[i]
             self._seen[i] += len(steps)
             ends = tuple(None if at < 0 else int(at) for at in diverged)
-            found[int(i)] = int(self._whole[i, STEP]), states[i], ends, steps, rows
+            found[int(i)] = int(self._integers[i, STEP]), states[i], ends, steps, rows
         return found
 
     @property
     def share(self) -> float:
-        """Of the card, that a block takes: of the registers or of the memory of one of its processors."""
+        """The share of the card that a block takes, by registers or by memory of one of its processors."""
         at_once = _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads)
         if PLAIN_PYTHON:
             return 1 / max(1, at_once)
         card = self._cuda.get_current_device()
-        bytes_of_block = self._kind.fixed_bytes + self._shared
+        bytes_of_block = self._shape.fixed_bytes + self._shared
         at_once = min(at_once, card.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // bytes_of_block)
         return 1 / max(1, at_once) / card.MULTIPROCESSOR_COUNT
 
     def _left(self) -> np.ndarray:
-        return self._stops - self._whole[:, STEP]
+        return self._stops - self._integers[:, STEP]
 
 
 class GpuTrainer(AbstractTrainer):

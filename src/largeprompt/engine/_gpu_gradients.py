@@ -1,40 +1,47 @@
-"""Slopes of the weights on a GPU: sums over prompts, by all threads of a block, of what each thread has of its own."""
+"""Gradients on a GPU: all threads of a block add up what each has for its own prompt."""
 
 from typing import Any
 
 import numpy as np
 from numba import cuda as _cuda  # an extra
 
-from ._batch import errors, weigh
-from ._gpu_kinds import Kind
+from ._batch import errors, times_error
+from ._chain_rule import u
+from ._gpu_shapes import KernelShape
 from ._target import together
-from ._weights import u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32, f64 = np.float32, np.float64
 
 
-def adding_gradients(kind: Kind, hand_over: Any) -> Any:
-    """A function of the GPU that adds the share of a block's prompts to the slopes of both layers.
+def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
+    """A function of the GPU that adds a block's prompts to the gradients of both layers.
 
     Readings are shared in rows of `staged` prompts, so far apart that threads meet no bank of memory twice.
     """
-    d, D, prompts, staged, pieces, single = kind.d, kind.d + 1, kind.prompts, kind.staged, kind.pieces, kind.single
-    (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
-    apart, last = staged + 1, len(kind.layers) - 1
-    helped = kind.helped
-    heads, other_heads = kind.layers[0].number, kind.layers[-1].number
-    after_readings = (2 * len(kind.layers) + 1) * D * apart
+    d, D, prompts, staged, pieces, single = (
+        shape.d,
+        shape.d + 1,
+        shape.prompts,
+        shape.staged,
+        shape.pieces,
+        shape.single,
+    )
+    (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
+    apart, last = staged + 1, len(shape.layers) - 1
+    helped = shape.helped
+    heads, other_heads = shape.layers[0].number, shape.layers[-1].number
+    after_readings = (2 * len(shape.layers) + 1) * D * apart
 
     @cuda.jit(device=True)
     def put(readings, h, layer, at, stage):
-        """Share the readings of a head."""
+        """Put the readings of a head into the memory that all threads of a block share."""
         for i in range(2 * D):
             stage[u(((2 * layer + 1) * D + i) * apart + at)] = readings[2 * h * D + i]
 
     @cuda.jit(device=True)
     def add_up(soft, line, h, layer, count, stage, entry):
-        """Sums over the shared prompts, or over pieces of them: of m to the slope of v, of k xᵀ to that of U."""
+        """Sums over the shared prompts, or over pieces of them: of m to the gradient in v, of k xᵀ to that in U."""
         e = soft.mate
         while e < pieces * D * D:
             i, c, piece = entry if single else (e // D % D, e % D, e // (D * D))
@@ -65,7 +72,7 @@ def adding_gradients(kind: Kind, hand_over: Any) -> Any:
 
     @cuda.jit(device=True)
     def join(soft, line, h, layer, stage, entry):
-        """The sums over all shared prompts from those over pieces of them."""
+        """Add the sums over all shared prompts from those over pieces of them."""
         e = soft.mate
         while e < D * D:
             i, c, _ = entry if single else (e // D, e % D, 0)
@@ -93,15 +100,15 @@ def adding_gradients(kind: Kind, hand_over: Any) -> Any:
 
     @cuda.jit(device=True)
     def gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry):
-        """Add the share of a block's prompts to the slopes of both layers: each thread to those of its own."""
+        """Add a block's prompts to the gradients of both layers, each thread to the entries that it keeps."""
         if part == 0 and softmax:
             errors(d, m // 2, 0, s.softmax, valid, s)
             for c in range(m):
-                weigh(d, c, s.softmax, law, s)
+                times_error(d, c, s.softmax, law, s)
         if part == 0 and linear:
             errors(d, n // 2, m, s.linear, valid, s)
             for c in range(n):
-                weigh(d, c, s.linear, law, s)
+                times_error(d, c, s.linear, law, s)
         for h in range(max(m, n) // 2):
             for begin in range(0, prompts, staged):
                 at = lane - begin

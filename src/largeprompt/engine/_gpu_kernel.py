@@ -1,9 +1,9 @@
-"""The loop over steps on a GPU: a block of threads is a run, a thread of it one prompt of the batch.
+"""The loop over steps on a GPU: a block of threads is a run, and each of its threads has one prompt of the batch.
 
 The weights stay in the memory that a block shares, what is computed for a prompt in the registers of its thread. Long
 prompts have several threads, which deal the tokens out among them; one of them then does the rest. Of two layers, each
-half of the threads keeps one. Sources that a processor compiles as well are `_batch`, `_readings`, `_wishart`,
-`_weights` and all below them.
+half of the threads keeps one. The processor compiles the same `_batch`, `_readings`, `_wishart`, `_chain_rule` and all
+below them.
 """
 
 import functools
@@ -14,31 +14,36 @@ from numba import cuda as _cuda  # an extra
 from numba import types
 
 from ._batch import Law, Workspace, columns, draw_instances, instances, rows_of
+from ._chain_rule import (
+    accept,
+    backprop,
+    begin_backprop,
+    begin_projection,
+    clear_projection,
+    copy,
+    project,
+    propose,
+    surely_within,
+    u,
+)
 from ._gpu_gradients import adding_gradients
-from ._gpu_kinds import (
+from ._gpu_prompts import drawing_ahead, sums_over_tokens
+from ._gpu_shapes import (
     BATCH,
-    DIAGONAL,
     DIVERGED,
     HIGH,
     LENGTH,
     LOW,
     MARK,
-    NOISE,
-    OTHER_SCALE,
-    PLAIN,
-    RATE,
     REGISTERS,
-    SCALE,
     STEP,
     STOP,
-    Kind,
+    KernelShape,
 )
-from ._gpu_prompts import drawing_ahead, sums_over_tokens
-from ._gpu_weights import copy, weights_in_memory, weights_on_chip
+from ._gpu_weights import weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
-from ._weights import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes, u
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 u32 = np.uint32
@@ -46,7 +51,7 @@ real32, real64, whole32 = types.float32, types.float64, types.int32  # of arrays
 
 
 def _on_own(function: Any, pair: bool) -> Any:
-    """Of two layers, the one that a thread keeps."""
+    """Apply a function to the layer, of two, that a thread keeps."""
 
     @cuda.jit(device=True)
     def on_own(second, soft, line, *rest):
@@ -58,30 +63,55 @@ def _on_own(function: Any, pair: bool) -> Any:
 
 
 @functools.cache
-def train(kind: Kind) -> Any:
-    """The loop over steps for runs of a kind, compiled when it is first called."""
-    d, D, prompts, helped = kind.d, kind.d + 1, kind.prompts, kind.helped
-    (m, n), softmax, linear = kind.columns, kind.softmax is not None, kind.linear is not None
-    drawn_size = max(kind.drawn_rows, 1) * prompts
-    few, infinite = kind.few, kind.infinite
-    draw, hand_over, hand_instances, take_instances = drawing_ahead(kind)
-    add_up_tokens, gradients = sums_over_tokens(kind), adding_gradients(kind, hand_over)
-    pair, layers, first_size = softmax and linear, len(kind.layers), kind.layers[0].size(D)
+def train(shape: KernelShape) -> Any:
+    """The loop over steps for runs of one shape, compiled when it is first called."""
+    d, D, prompts, helped = shape.d, shape.d + 1, shape.prompts, shape.helped
+    (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
+    drawn_size = max(shape.drawn_rows, 1) * prompts
+    few, infinite = shape.few, shape.infinite
+    draw, hand_over, hand_instances, take_instances = drawing_ahead(shape)
+    add_up_tokens, gradients = sums_over_tokens(shape), adding_gradients(shape, hand_over)
+    pair, layers, first_size = softmax and linear, len(shape.layers), shape.layers[0].size(D)
     place_soft, place_line = (
-        weights_on_chip(heads, kind, layer) if kind.on_chip else weights_in_memory(heads, kind)
-        for layer, heads in enumerate((kind.layers[0], kind.layers[-1]))
+        weights_on_chip(layer, shape, number) if shape.on_chip else weights_in_memory(layer, shape)
+        for number, layer in enumerate((shape.layers[0], shape.layers[-1]))
     )
-    own_begin_look, own_begin_slopes, own_slopes, own_set_moved, own_move, own_copy = (
-        _on_own(function, pair) for function in (begin_look, begin_slopes, slopes, set_moved, move, copy)
+    own_begin_projection, own_begin_backprop, own_backprop, own_propose, own_accept, own_copy = (
+        _on_own(function, pair) for function in (begin_projection, begin_backprop, backprop, propose, accept, copy)
     )
     sizes = rows_of(d, m, n)
     assert tuple(sizes) == Workspace._fields[: len(sizes)]
-    N0, N1, N2, N3, N4, N5, N6, N7, N8, N9, N10, N11, N12, N13, N14, N15, N16, N17, N18, N19, N20, N21, N22 = (
-        sizes.values()
-    )
+    # compilers take the size of a local array from a name alone
+    (
+        n_drawn,
+        n_w,
+        n_wq,
+        n_target,
+        n_u,
+        n_columns,
+        n_E,
+        n_R,
+        n_xi,
+        n_S,
+        n_sums,
+        n_carried,
+        n_gram64,
+        n_root64,
+        n_gram,
+        n_root,
+        n_T,
+        n_below,
+        n_cross,
+        n_tokens,
+        n_softmax,
+        n_linear,
+        n_work,
+    ) = sizes.values()
 
-    def run_blocks(order, whole, numbers, laws, softs, lines, states, marks, kept, far, deadline, budget, speed):
-        """Each block a run: from its step on until its stop, or until the deadline.
+    def run_blocks(
+        order, integers, rates, scales, laws, softs, lines, states, marks, kept, far, deadline, budget, speed
+    ):
+        """Advance one run per block: from its step on until its stop, or until the deadline.
 
         That is `budget` nanoseconds after the first block of all has begun; `speed` is the most cycles of a nanosecond.
         """
@@ -89,38 +119,46 @@ def train(kind: Kind) -> Any:
         lane, part, parts = member() % prompts, member() // prompts, members() // prompts
         mates = members() // layers
         layer, mate = member() // mates, member() % mates
-        length, batch = whole[u(run), u(LENGTH)], whole[u(run), u(BATCH)]
-        k0, k1 = u32(whole[u(run), u(LOW)]), u32(whole[u(run), u(HIGH)])
-        plain, diagonal = whole[u(run), u(PLAIN)] != 0, whole[u(run), u(DIAGONAL)] != 0
-        scales, noise, rate = laws.scales[u(run)], numbers[u(run), u(NOISE)], numbers[u(run), u(RATE)] / batch
-        law = Law(laws.B[u(run)], laws.Bq[u(run)], laws.F[u(run)], laws.Fq[u(run)], scales, noise, plain, diagonal)
-        soft = place_soft(softs, run, numbers[u(run), u(SCALE)], mate, mates)
-        line = place_line(lines, run, numbers[u(run), u(OTHER_SCALE)], mate, mates) if pair else soft
+        length, batch = integers[u(run), u(LENGTH)], integers[u(run), u(BATCH)]
+        k0, k1 = u32(integers[u(run), u(LOW)]), u32(integers[u(run), u(HIGH)])
+        rate, at = rates[u(run)] / batch, u(run)
+        law = Law(
+            laws.B[at],
+            laws.Bq[at],
+            laws.F[at],
+            laws.Fq[at],
+            laws.scales[at],
+            laws.noise[at],
+            laws.plain[at],
+            laws.diagonal[at],
+        )
+        soft = place_soft(softs, run, scales[at, u(0)], mate, mates)
+        line = place_line(lines, run, scales[at, u(1)], mate, mates) if pair else soft
         second = pair and layer > 0
         s = Workspace(
-            cuda.local.array(N0, real32),
-            cuda.local.array(N1, real32),
-            cuda.local.array(N2, real32),
-            cuda.local.array(N3, real32),
-            cuda.local.array(N4, real32),
-            cuda.local.array(N5, real32),
-            cuda.local.array(N6, real32),
-            cuda.local.array(N7, real32),
-            cuda.local.array(N8, real32),
-            cuda.local.array(N9, real32),
-            cuda.local.array(N10, real64),
-            cuda.local.array(N11, real64),
-            cuda.local.array(N12, real64),
-            cuda.local.array(N13, real64),
-            cuda.local.array(N14, real32),
-            cuda.local.array(N15, real32),
-            cuda.local.array(N16, real32),
-            cuda.local.array(N17, real32),
-            cuda.local.array(N18, real32),
-            cuda.local.array(N19, real32),
-            cuda.local.array(N20, real32),
-            cuda.local.array(N21, real32),
-            cuda.local.array(N22, real32),
+            cuda.local.array(n_drawn, real32),
+            cuda.local.array(n_w, real32),
+            cuda.local.array(n_wq, real32),
+            cuda.local.array(n_target, real32),
+            cuda.local.array(n_u, real32),
+            cuda.local.array(n_columns, real32),
+            cuda.local.array(n_E, real32),
+            cuda.local.array(n_R, real32),
+            cuda.local.array(n_xi, real32),
+            cuda.local.array(n_S, real32),
+            cuda.local.array(n_sums, real64),
+            cuda.local.array(n_carried, real64),
+            cuda.local.array(n_gram64, real64),
+            cuda.local.array(n_root64, real64),
+            cuda.local.array(n_gram, real32),
+            cuda.local.array(n_root, real32),
+            cuda.local.array(n_T, real32),
+            cuda.local.array(n_below, real32),
+            cuda.local.array(n_cross, real32),
+            cuda.local.array(n_tokens, real32),
+            cuda.local.array(n_softmax, real32),
+            cuda.local.array(n_linear, real32),
+            cuda.local.array(n_work, real32),
             order,
             order,
             order,
@@ -134,7 +172,7 @@ def train(kind: Kind) -> Any:
         gone = cuda.shared.array(2, whole32)  # whether each layer has diverged
         state, offset = states[u(run)], layer * first_size
         own_copy(second, soft, line, state, offset, False)
-        diverged = whole[u(run), u(DIVERGED + layer)]
+        diverged = integers[u(run), u(DIVERGED + layer)]
         if mate == 0:
             gone[layer] = diverged >= 0
         if member() == 0:
@@ -142,7 +180,7 @@ def train(kind: Kind) -> Any:
         together()
         began = cycles()
         last = began + int((deadline[0] - nanoseconds()) * speed)
-        step, stop, mark = whole[u(run), u(STEP)], whole[u(run), u(STOP)], whole[u(run), u(MARK)]
+        step, stop, mark = integers[u(run), u(STEP)], integers[u(run), u(STOP)], integers[u(run), u(MARK)]
         due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
         entry = mate // D % D, mate % D, mate // (D * D)  # of the sums over prompts, what this thread computes
         # a block that comes too late leaves; the first does a step at least
@@ -152,14 +190,14 @@ def train(kind: Kind) -> Any:
             hand_over(s, lane, drawn)
             hand_instances(s, lane, stage)
         while going and step < stop:
-            own_begin_look(second, soft, line, law.B, law.Bq, law.plain)
+            own_begin_projection(second, soft, line, law.B, law.Bq, law.plain)
             together()
             if second:
-                look(line, law.B, law.plain)
+                project(line, law.B, law.plain)
             elif pair and diverged >= 0:  # it stays as it was, but the other must not see such numbers
-                silence(soft)
+                clear_projection(soft)
             else:
-                look(soft, law.B, law.plain)
+                project(soft, law.B, law.plain)
             together()
             t = u32(step)
             for first in range(0, batch, prompts):
@@ -201,28 +239,28 @@ def train(kind: Kind) -> Any:
                         hand_instances(s, lane, stage)
                     if batch > prompts:
                         together()
-            own_begin_slopes(second, soft, line, law.B, law.plain)
+            own_begin_backprop(second, soft, line, law.B, law.plain)
             together()
-            own_slopes(second, soft, line, law.B, law.plain)
+            own_backprop(second, soft, line, law.B, law.plain)
             together()
-            square = own_set_moved(second, soft, line, law.Bq, law.plain, rate)
-            all_little = all_agree(diverged >= 0 or little(square, far, mates))
-            if diverged < 0 and not own_move(second, soft, line, all_little, far):
+            square = own_propose(second, soft, line, law.Bq, law.plain, rate)
+            all_within = all_agree(diverged >= 0 or surely_within(square, far, mates))
+            if diverged < 0 and not own_accept(second, soft, line, all_within, far):
                 diverged = step
                 if mate == 0:
                     gone[layer] = True
             step += 1
-            if step == due:  # each thread copies what it has moved
+            if step == due:  # each thread copies the entries that it has set
                 own_copy(second, soft, line, kept[u(run), u(mark)], offset, True)
                 mark += 1
                 due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
             going = all_agree(cycles() < last) and (diverged < 0 or (pair and not gone[1 - layer]))
         own_copy(second, soft, line, state, offset, True)
         if mate == 0:
-            whole[u(run), u(DIVERGED + layer)] = diverged
+            integers[u(run), u(DIVERGED + layer)] = diverged
         if member() == 0:
-            whole[u(run), u(STEP)] = step
-            whole[u(run), u(MARK)] = mark
+            integers[u(run), u(STEP)] = step
+            integers[u(run), u(MARK)] = mark
 
     options = {} if PLAIN_PYTHON else {"max_registers": REGISTERS}
     return cuda.jit(fastmath=True, **options)(run_blocks)

@@ -6,23 +6,23 @@ import numpy as np
 from numba import cuda as _cuda  # an extra
 
 from ._batch import draw_instances
-from ._gpu_kinds import Kind
-from ._gpu_tokens import SUMS, add_part, add_scaled, largest_of_part, put_tokens
+from ._chain_rule import u
+from ._gpu_shapes import KernelShape
+from ._gpu_tokens import add_part, add_scaled, largest_of_part, put_tokens
 from ._readings import draw_across
 from ._target import together
-from ._tokens import LOG2_E, SHORT, arrange, leveller, must_shift, sums_of_heads
-from ._weights import u
+from ._tokens import LEVEL, LOG2_E, SHORT, SUMS, arrange, leveller, must_shift, sums_of_heads
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32 = np.float32
 
 
-def drawing_ahead(kind: Kind) -> tuple[Any, Any, Any, Any]:
+def drawing_ahead(shape: KernelShape) -> tuple[Any, Any, Any, Any]:
     """Functions of the second thread of a prompt, which draws for the first what the next prompts need.
 
     One draws, two hand that over once the first thread has done with what it had, of which it takes some by the last.
     """
-    d, prompts, xi_rows, (m, n) = kind.d, kind.prompts, kind.rows_across, kind.columns
+    d, prompts, xi_rows, (m, n) = shape.d, shape.prompts, shape.rows_across, shape.columns
 
     @cuda.jit(device=True)
     def draw(length, s, prompt, step, k0, k1):
@@ -49,12 +49,12 @@ def drawing_ahead(kind: Kind) -> tuple[Any, Any, Any, Any]:
     return draw, hand_over, hand_instances, take_instances
 
 
-def sums_over_tokens(kind: Kind) -> Any:
+def sums_over_tokens(shape: KernelShape) -> Any:
     """`s.sums` of all softmax heads, by all threads of the block; of a short prompt one draws and one adds up."""
-    (m, n), prompts, linear = kind.columns, kind.prompts, kind.linear is not None
-    xi_rows, helped, most_ahead = kind.rows_across, kind.helped, kind.pairs_ahead
+    (m, n), prompts, linear = shape.columns, shape.prompts, shape.linear is not None
+    xi_rows, helped, most_ahead = shape.rows_across, shape.helped, shape.pairs_ahead
     apart = prompts + 1  # of tokens drawn ahead, as of readings
-    ahead_at = kind.instance_rows * apart
+    ahead_at = shape.instance_rows * apart
 
     if m > 2:
 
@@ -99,28 +99,28 @@ def sums_over_tokens(kind: Kind) -> Any:
             add_part(length, part, dealt, linear, beta, shift, *values, *counters, s.carried, ahead, partial, *where)
         top = shift
         if dealt > 1 and part > 0:
-            at = (part - 1) * (SUMS + 1) * prompts + lane
-            for i in range(SUMS):
+            at = (part - 1) * (len(SUMS) + 1) * prompts + lane
+            for i in range(len(SUMS)):
                 partial[at + i * prompts] = f32(s.carried[i])
-            partial[at + SUMS * prompts] = shift
+            partial[at + len(SUMS) * prompts] = shift
         if dealt > 1:
             together()
             if part == 0:
                 for other in range(parts - 1):
-                    top = max(top, partial[(other * (SUMS + 1) + SUMS) * prompts + lane])
-                for i in range(SUMS):
+                    top = max(top, partial[(other * (len(SUMS) + 1) + len(SUMS)) * prompts + lane])
+                for i in range(len(SUMS)):
                     s.sums[i] = s.carried[i]
                     s.carried[i] = 0.0
                 add_scaled(beta, top, shift, s.sums, 0, 1, s.carried)
                 for other in range(parts - 1):
-                    at = other * (SUMS + 1) * prompts + lane
-                    other_shift = partial[at + SUMS * prompts]
+                    at = other * (len(SUMS) + 1) * prompts + lane
+                    other_shift = partial[at + len(SUMS) * prompts]
                     add_scaled(beta, top, other_shift, partial, at, prompts, s.carried)
             together()
         if part == 0:
             if helped:
                 take_over(s, lane, drawn)
-            s.sums[14] = leveller(beta, top)
+            s.sums[LEVEL] = leveller(beta, top)
             arrange(m + n, dealt == 1, s.R, s.carried, s.sums)
 
     return of_one_head

@@ -1,4 +1,4 @@
-"""The loop over steps on a processor: instances, columns, readings, gradients, a step down. One function a kind of run.
+"""The loop over steps on a processor: instances, columns, readings, gradients, a step down.
 
 Compiled code is kept on disk by Numba under a name that depends on every source file of this folder, so that no change
 is missed; `nogil`, so that runs go on side by side in threads.
@@ -11,21 +11,29 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from ._batch import WIDE_ROWS, Workspace, columns, draw_instances, errors, instances, rows_of, weigh
-from ._elementary import FASTMATH
-from ._lanes import LANES, aligned, assembled, on_lanes, row, rows
-from ._readings import draw_across, infinite_readings, linear_readings, softmax_readings, whole_token_readings
-from ._target import tuned
-from ._tokens import WIDE
-from ._weights import begin_look, begin_slopes, little, look, move, set_moved, silence, slopes
+from ._batch import WIDE_ROWS, Workspace, columns, draw_instances, errors, instances, rows_of, times_error
+from ._chain_rule import (
+    accept,
+    backprop,
+    begin_backprop,
+    begin_projection,
+    clear_projection,
+    project,
+    propose,
+    surely_within,
+)
+from ._cpu_tokens import WIDE, sums_of_one_head
+from ._lanes import LANES, aligned, assembled, on_lanes, orthonormalise, row, rows
+from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
+from ._target import multiply_add, tuned
+from ._tokens import sums_of_heads
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
-across_lanes = numba.njit(fastmath=FASTMATH | {"reassoc"}, error_model="numpy", nogil=True)
 
 
 def workspace(d: int, softmax: int, linear: int) -> Workspace:
-    """Room for that many columns of softmax and of linear heads, two a head."""
+    """Room for so many columns of softmax and of linear heads, two per head."""
     sizes = rows_of(d, softmax, linear)
     parts = [rows(size, np.float64 if name in WIDE_ROWS else np.float32) for name, size in sizes.items()]
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
@@ -35,8 +43,35 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     return Workspace._make([*parts, queries, bits, other, *views])
 
 
-@across_lanes
-def _sum_over_lanes(D, h, readings, queries, dv, dU):
+@assembled
+def _softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
+    """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
+    orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
+    if m == 2:
+        sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
+    else:
+        sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
+    readings_from_sums(D, m, n, products, w)
+
+
+@on_lanes
+def _product_over_lanes(a, ra, b, rb, room):
+    """Σ_lanes a b. Written out, so that the order of the sum is no choice of the compiler's."""
+    tuned()
+    for j in range(16):
+        total = a[row(ra, 48 + j)] * b[row(rb, 48 + j)]
+        total = multiply_add(a[row(ra, 32 + j)], b[row(rb, 32 + j)], total)
+        total = multiply_add(a[row(ra, 16 + j)], b[row(rb, 16 + j)], total)
+        room[j] = multiply_add(a[row(ra, j)], b[row(rb, j)], total)
+    for j in range(8):
+        room[j] += room[8 + j]
+    for j in range(4):
+        room[j] += room[4 + j]
+    return (room[0] + room[2]) + (room[1] + room[3])
+
+
+@on_lanes
+def _sum_over_lanes(D, h, readings, queries, room, dv, dU):
     """Add Σ_lanes m to dv and, for few covariates, Σ_lanes k xᵀ to dU; float32 within the lanes, float64 beyond."""
     tuned()
     d = D - 1
@@ -48,10 +83,7 @@ def _sum_over_lanes(D, h, readings, queries, dv, dU):
         dv[h, i] += total
         if d < _LONG:
             for c in range(d):
-                total = f32(0)
-                for j in range(LANES):
-                    total += readings[row(k, j)] * queries[row(c, j)]
-                dU[h, i, c] += total
+                dU[h, i, c] += _product_over_lanes(readings, k, queries, c, room)
 
 
 @on_lanes
@@ -89,13 +121,13 @@ def _add_outer_products(a, ra, transposed, n, out):
 
 @assembled
 def _gradients(d, w, first, readings, valid, law, s):
-    """Add the batch's share to the slopes of a layer: readings times errors, and these times the query."""
+    """Add these prompts to the gradients of a layer: readings times errors, and these times the query."""
     heads = w.U_hat.shape[0]
     errors(d, heads, first, readings, valid, s)
     for h in range(heads):
-        weigh(d, 2 * h, readings, law, s)
-        weigh(d, 2 * h + 1, readings, law, s)
-        _sum_over_lanes(d + 1, h, readings, s.drawn, w.dv, w.dU)
+        times_error(d, 2 * h, readings, law, s)
+        times_error(d, 2 * h + 1, readings, law, s)
+        _sum_over_lanes(d + 1, h, readings, s.drawn, s.u, w.dv, w.dU)
         if d >= _LONG:
             for i in range(d + 1):
                 _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
@@ -103,51 +135,49 @@ def _gradients(d, w, first, readings, valid, law, s):
 
 @assembled
 def _descend(w, law, rate, far):
-    begin_slopes(w, law.B, law.plain)
-    slopes(w, law.B, law.plain)
-    return move(w, little(set_moved(w, law.Bq, law.plain, rate), far, 1), far)
-
-
-@functools.cache
-def trainer(softmax: bool, linear: bool):
-    """The compiled loop over steps for layers of softmax heads, of linear heads, or one of each on the same prompts."""
-    return _trainer(source_hash(), softmax, linear)
+    begin_backprop(w, law.B, law.plain)
+    backprop(w, law.B, law.plain)
+    return accept(w, surely_within(propose(w, law.Bq, law.plain, rate), far, 1), far)
 
 
 def source_hash() -> str:
-    """Of this folder: compiled code is kept on disk under a name that holds it."""
+    """The hash of the sources in this folder: compiled code is kept on disk under a name that contains it."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _trainer(sources: str, softmax: bool, linear: bool):
+@functools.cache
+def train_loop():
+    """The compiled loop over steps for a softmax layer, a linear layer, or one of each on the same prompts.
+
+    One function for all three, with both layers in one loop: it takes most of a minute to compile.
+    """
+    sources = source_hash()
+
     @numba.njit(nogil=True, error_model="numpy", cache=True)
-    def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged):
-        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`."""
+    def train(start, stop, L, batch, rate, far, seed, law, layers, softmax, linear, s, diverged):
+        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`, softmax before linear."""
         tuned()
         _ = sources  # part of the name under which the compiled code is kept
         d = law.B.shape[0] - 1
         k0, k1 = u32(seed & 0xFFFFFFFF), u32(seed >> 32)
-        m = 2 * soft.K.shape[0] if softmax else 0
-        n = 2 * line.K.shape[0] if linear else 0
+        m = 2 * layers[0].K.shape[0] if softmax else 0
+        n = 2 * layers[1].K.shape[0] if linear else 0
+        first, last = 0 if softmax else 1, 2 if linear else 1
         for step in range(start, stop):
-            if softmax:
-                begin_look(soft, law.B, law.Bq, law.plain)
-                look(soft, law.B, law.plain)
-                if diverged[0] >= 0:  # it stays as it was, but the other must not see such numbers
-                    silence(soft)
-            if linear:
-                begin_look(line, law.B, law.Bq, law.plain)
-                look(line, law.B, law.plain)
+            t = u32(step)
+            for i in range(first, last):
+                w = layers[i]
+                begin_projection(w, law.B, law.Bq, law.plain)
+                project(w, law.B, law.plain)
+                if diverged[i] >= 0:  # it stays as it was, but the other must not see such numbers
+                    clear_projection(w)
             for prompt in range(0, batch, LANES):
                 valid = min(batch - prompt, LANES)
-                t = u32(step)
                 draw_instances(d, s, prompt, t, k0, k1)
                 instances(d, law, s)
-                if softmax:
-                    columns(d, soft, law, 0, s)
-                if linear:
-                    columns(d, line, law, m, s)
+                for i in range(first, last):
+                    columns(d, layers[i], law, 0 if i == 0 else m, s)
                 if L == 0:
                     infinite_readings(d + 1, m, n, s)
                 elif softmax and 2 * m > L:
@@ -155,25 +185,19 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                 else:
                     draw_across(L, d + 1, m, n, s, prompt, t, k0, k1)
                     if softmax:
-                        softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
+                        _softmax_readings(L, d + 1, m, m + n, linear, s, prompt, t, k0, k1)
                     if linear:
                         linear_readings(L, d + 1, n, m, s)
                 if d >= _LONG:
                     _transpose(s.drawn, d, s.queries)
-                if softmax:
-                    _gradients(d, soft, 0, s.softmax, valid, law, s)
-                if linear:
-                    _gradients(d, line, m, s.linear, valid, law, s)
+                for i in range(first, last):
+                    readings = s.softmax if i == 0 else s.linear
+                    _gradients(d, layers[i], 0 if i == 0 else m, readings, valid, law, s)
             going = False
-            if softmax:
-                if diverged[0] < 0 and not _descend(soft, law, rate / batch, far):
-                    diverged[0] = step
-                going = going or diverged[0] < 0
-            if linear:
-                at = 1 if softmax else 0
-                if diverged[at] < 0 and not _descend(line, law, rate / batch, far):
-                    diverged[at] = step
-                going = going or diverged[at] < 0
+            for i in range(first, last):
+                if diverged[i] < 0 and not _descend(layers[i], law, rate / batch, far):
+                    diverged[i] = step
+                going = going or diverged[i] < 0
             if not going:
                 return
 

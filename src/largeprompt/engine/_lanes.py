@@ -49,18 +49,28 @@ def row(r, j):
 
 
 @on_lanes
-def fill_normals(out, start, n, prompt, step, stream, k0, k1):
-    """Rows from `start` as the normals of a stream; `start` is a multiple of four, and n is rounded up to one."""
+def fill_normals(out, first, n, prompt, step, stream, k0, k1):
+    """The first n rows of out, rounded up to a multiple of four: four normals for each counter from `first` on."""
     tuned()
-    for index in range(start // 4, (start + n + 3) // 4):
+    for i in range((n + 3) // 4):
         for j in range(lanes()):
-            a, b, c, d = philox(u32(index), u32(prompt + j), step, stream, k0, k1)
+            a, b, c, d = philox(u32(first + i), u32(prompt + j), step, stream, k0, k1)
             g, h = two_normals(a, b)
-            out[row(4 * index, j)] = g
-            out[row(4 * index + 1, j)] = h
+            out[row(4 * i, j)] = g
+            out[row(4 * i + 1, j)] = h
             g, h = two_normals(c, d)
-            out[row(4 * index + 2, j)] = g
-            out[row(4 * index + 3, j)] = h
+            out[row(4 * i + 2, j)] = g
+            out[row(4 * i + 3, j)] = h
+
+
+@on_lanes
+def carry(S, first, n, sums):
+    """Add n rows of float32 sums, from `first` on, to the float64 ones, and clear them."""
+    tuned()
+    for i in range(n):
+        for j in range(lanes()):
+            sums[row(i, j)] += S[row(first + i, j)]
+            S[row(first + i, j)] = f32(0)
 
 
 @on_lanes

@@ -1,4 +1,4 @@
-r"""Sums over Gaussian prompts: all that softmax attention with one head sees of them, one prompt a lane.
+r"""Sums over Gaussian prompts: all that softmax attention with one head sees of them, one prompt per lane.
 
 A token's score is $\beta g$ and its coordinates along an orthonormal basis are standard normal $h_0 = g, h_1, \dots,
 h_{k-1}$; what lies across the basis is Gaussian given these sums (the squares of the weights say how wide). With
@@ -16,10 +16,10 @@ from jaxtyping import Float
 
 from largeprompt._device import Device, resolve_device
 
-from ._elementary import exp2, two_normals
+from ._elementary import exp2
 from ._kernel import source_hash
-from ._lanes import LANES, aligned, on_lanes, row
-from ._philox import TOKENS, philox
+from ._lanes import LANES, aligned, carry, fill_normals, on_lanes, row
+from ._philox import TOKENS
 from ._target import tuned
 from ._tokens import LOG2_E
 
@@ -33,17 +33,6 @@ LONGEST = 2**30  # tokens; counters are 32 bits wide
 def sum_count(k: int, products: bool) -> int:
     """How many sums of each power of the weights there are."""
     return 1 + k + (k * (k + 1) // 2 if products else 0)
-
-
-@on_lanes
-def _draw(block, k, prompt, L, normals, k0, k1):
-    tuned()
-    for c in range(2 * k):
-        index = u32(block * 2 * k + c)
-        for j in range(LANES):
-            a, b, d, e = philox(index, u32(prompt + j), u32(L), TOKENS, k0, k1)
-            normals[row(4 * c, j)], normals[row(4 * c + 1, j)] = two_normals(a, b)
-            normals[row(4 * c + 2, j)], normals[row(4 * c + 3, j)] = two_normals(d, e)
 
 
 @on_lanes
@@ -97,15 +86,6 @@ def _add(normals, k, count, beta, shift, weight, products, n, S):
                     at += 1
 
 
-@on_lanes
-def _carry(S, sums, n):
-    tuned()
-    for i in range(2 * n):
-        for j in range(LANES):
-            sums[row(i, j)] += f64(S[row(i, j)])
-            S[row(i, j)] = f32(0)
-
-
 @functools.cache
 def _compiled(sources: str):
     @numba.njit(nogil=True, error_model="numpy", cache=True)
@@ -124,12 +104,12 @@ def _compiled(sources: str):
                     sums[row(i, j)] = 0.0
             for block in range((L + _BLOCK - 1) // _BLOCK):
                 count = min(_BLOCK, L - block * _BLOCK)
-                _draw(block, k, start + prompt, L, normals, k0, k1)
+                fill_normals(normals, block * 2 * k, _BLOCK * k, start + prompt, u32(L), TOKENS, k0, k1)
                 _follow(normals, k, count, beta, shift, n, S, sums)
                 _add(normals, k, count, beta, shift, weight, products, n, S)
                 if block % _CARRY == _CARRY - 1:
-                    _carry(S, sums, n)
-            _carry(S, sums, n)
+                    carry(S, 0, 2 * n, sums)
+            carry(S, 0, 2 * n, sums)
             for j in range(min(LANES, last - prompt)):
                 for i in range(2 * n):
                     out[prompt + j, i] = sums[row(i, j)]
@@ -148,7 +128,7 @@ def gaussian_prompt_sums(
     start: int = 0,
     device: Device = "auto",
 ) -> Float[np.ndarray, "b sums"]:
-    """A row a prompt: the sums with ω, those with ω², and the shift s, for scores βg of L tokens and k coordinates.
+    """One row per prompt: the sums with ω, those with ω², and the shift s, for scores βg of L tokens and k coordinates.
 
     The prompt in row i is a function of (seed, L, start + i) alone, whatever the threads or the others beside it; on a
     GPU its sums are the same to float32's rounding.

@@ -110,7 +110,7 @@ def _terms(h, products: bool):
 
 
 def _by_lanes(quad, prompt, beta, L, key, k: int, products: bool, quads: int):
-    """Of the tokens from 4·quad on, `quads` quadruples a lane: β, the largest g and the sums, joined along rows."""
+    """β, the largest g and the sums of the tokens from 4·quad on, `quads` quadruples per lane, joined along rows."""
     flat = [x for c in range(quads * k) for x in _four_normals(quad * u32(k) + u32(c), prompt, L, key)]
     left = jnp.clip(L - 4 * quad.astype(i64), 0, 4 * quads).astype(jnp.int32)
     drawn = [t < left for t in range(4 * quads)]
@@ -126,7 +126,7 @@ def _by_lanes(quad, prompt, beta, L, key, k: int, products: bool, quads: int):
 
 
 def _by_matrices(first, prompt, beta, L, key, k: int, products: bool, tokens: int):
-    """The same of the tokens from `first` on, by products of matrices over their coordinates."""
+    """β, the largest g and the sums of the tokens from `first` on, by products of matrices over their coordinates."""
     rows = len(first)
     index = ((first // 4) * k).astype(u32) + jnp.arange(tokens * k // 4, dtype=u32)
     h = jnp.stack(_four_normals(index, prompt, L, key), axis=-1).reshape(rows, tokens, k)

@@ -31,7 +31,7 @@ from ._lanes import (
 )
 from ._philox import ACROSS, TOKENS
 from ._target import lanes, tuned
-from ._tokens import LOG2_E, sums_of_heads, sums_of_one_head
+from ._tokens import LEVEL, LOG2_E, ORIGIN, REST
 from ._wishart import bartlett
 
 f32, f64 = np.float32, np.float64
@@ -98,7 +98,7 @@ def cholesky(gram, n, first, stride, root, inverse):
 
 @on_lanes
 def split_value(R, stride, sums, gram, root):
-    r"""The corner of one head's root that belongs to the coordinates g, made anew so that small scores do no harm.
+    r"""The corner of one head's root that belongs to the coordinates g, computed again so that small scores do no harm.
 
     For these $e^sf$ is nearly f. What is left of f across a and p is then nearly 0, and its square, taken from the Gram
     matrix, rounding alone. But $u = f - \lambda e^sf$ differs from f by a sum of multiples of a and p, is as small,
@@ -109,7 +109,7 @@ def split_value(R, stride, sums, gram, root):
     for j in range(lanes()):
         along, across = f64(R[row(1, j)]), f64(R[row(stride + 1, j)])
         square = along * along + across * across
-        valued = square > _LEAST_SQUARE  # else there is no f to tell from g
+        valued = square > _LEAST_SQUARE  # else f is 0 and has no direction
         unit = 1.0 / math.sqrt(square) if valued else 0.0
         c, s = along * unit, across * unit if valued else 1.0
         ga, gp, ha, hp = root[row(8, j)], root[row(9, j)], root[row(12, j)], root[row(13, j)]
@@ -117,12 +117,12 @@ def split_value(R, stride, sums, gram, root):
         fa, fp, ba, bp = c * ga + s * ha, c * gp + s * hp, s * ga - c * ha, s * gp - c * hp
         bb = s * s * gg - 2.0 * c * s * hg + c * c * hh - ba * ba - bp * bp
         fb = c * s * (gg - hh) + (s * s - c * c) * hg - fa * ba - fp * bp
-        Z, scaled = sums[row(0, j)], sums[row(14, j)] * unit
-        values = sums[row(1, j)] + sums[row(16, j)] * Z  # e^s f = Z p + Σ e^s f a
+        Z, scaled = sums[row(0, j)], sums[row(LEVEL, j)] * unit
+        values = sums[row(1, j)] + sums[row(ORIGIN, j)] * Z  # e^s f = Z p + Σ e^s f a
         ua = fa - scaled * (Z * root[row(4, j)] + values * root[row(0, j)])
         up = fp - scaled * Z * root[row(5, j)]
         without = c * c * gg + 2.0 * c * s * hg + s * s * hh - fa * fa - fp * fp
-        ff = sums[row(15, j)] * unit * unit - ua * ua - up * up if valued else without
+        ff = sums[row(REST, j)] * unit * unit - ua * ua - up * up if valued else without
         b = math.sqrt(max(bb, 0.0))
         slope = fb / b if b > 0.0 else 0.0
         f = math.sqrt(max(ff - slope * slope, 0.0))
@@ -148,7 +148,7 @@ def _clear(y, n):
 
 @assembled
 def draw_across(L, D, m, n, w, prompt, step, k0, k1):
-    """What is random beside the tokens: Ξ of m softmax and n linear columns, and the root T of a Wishart matrix."""
+    """Draw what is random beside the tokens: Ξ of m softmax and n linear columns, and a Wishart matrix's root T."""
     across = 2 * m if n else m
     fill_normals(w.xi, 0, (across + n) * D, prompt, step, ACROSS, k0, k1)
     if n:
@@ -156,19 +156,8 @@ def draw_across(L, D, m, n, w, prompt, step, k0, k1):
 
 
 @assembled
-def softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
-    """The readings of the m / 2 softmax heads into `w.softmax`, of n columns in all; Ξ and Λ stay for linear heads."""
-    orthonormalise(w.columns, 0, m, D, w.E, w.R, n, w.work)
-    if m == 2:
-        sums_of_one_head(L, n, products, w, prompt, step, k0, k1)
-    else:
-        sums_of_heads(L, m, w.R, n, products, w.S, w.sums, prompt, step, k0, k1)
-    readings_from_sums(D, m, n, products, w)
-
-
-@assembled
 def readings_from_sums(D, m, n, products, w):
-    """What is left once the tokens have been added up in `w.sums`, along the directions in `w.E`, of n columns."""
+    """Compute the softmax readings from `w.sums`, the sums over tokens along the directions `w.E`, of n columns."""
     across = 2 * m if products else m
     coefficients(m, w.sums, products, w.gram64)
     corner = m == 2 and products
@@ -213,7 +202,7 @@ def linear_readings(L, D, m, shared, w):
 
 @assembled
 def _add_shared(D, m, shared, w):
-    """To each reading of a linear head, what the tokens along the softmax heads' directions and along Ξ add."""
+    """Add to each reading of a linear head what tokens along the softmax heads' directions and along Ξ contribute."""
     n, across = shared + m, 2 * shared
     _clear(w.cross, shared * D)
     for i in range(shared):  # Σ_l g_li ζ⊥_l
@@ -243,7 +232,7 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
         for l in range(L):
             dot(w.tokens, l * D, w.columns, c * D, D, w.S, l)
             dot(w.tokens, l * D, w.columns, (c + 1) * D, D, w.S, L + l)
-        _weights(L, w.S, w.work)
+        _softmax_in_place(L, w.S, w.work)
         for l in range(L):
             add_multiple(w.softmax, c * D, w.S, l, w.tokens, l * D, D)
             add_multiple(w.softmax, (c + 1) * D, w.S, L + l, w.tokens, l * D, D)
@@ -256,7 +245,7 @@ def whole_token_readings(L, D, softmax, linear, w, prompt, step, k0, k1):
 
 
 @on_lanes
-def _weights(L, S, work):
+def _softmax_in_place(L, S, work):
     """Scores and values, L rows each, become the weights a and the coefficients a (f - Σ a f)."""
     tuned()
     for j in range(lanes()):

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 LANES = 64  # prompts whose numbers lie side by side on a processor
 PLAIN_PYTHON = bool(config.DISABLE_JIT)  # pyright: ignore[reportAttributeAccessIssue]
+_WORD, _WIDE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
 WARP = 4 if PLAIN_PYTHON else 32  # threads of a GPU that go together; simulated ones are costly
 
 
@@ -24,18 +25,17 @@ def _on_gpu(context) -> bool:
     return type(context).__name__ == "CUDATargetContext"
 
 
-def _special_register(builder, name: str):
-    kind = ir.FunctionType(ir.IntType(32), [])
-    register = f"llvm.nvvm.read.ptx.sreg.{name}"
-    found = builder.module.globals.get(register) or ir.Function(builder.module, kind, register)
-    return builder.zext(builder.call(found, []), ir.IntType(64))
+def _call(builder, name: str, result, arguments=()):
+    """A call of LLVM's function of that name."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), arguments)
 
 
 def _as_bits(context, x):
     """The bits of a float32."""
 
     def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
+        return builder.bitcast(arguments[0], _WORD)
 
     return types.uint32(types.float32), generate
 
@@ -44,13 +44,42 @@ def _from_bits(context, bits):
     """The float32 of given bits."""
 
     def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
+        return builder.bitcast(arguments[0], _REAL)
 
     return types.float32(types.uint32), generate
 
 
+def _multiply_add(context, a, b, c):
+    """a b + c of float32 numbers, rounded once."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+def _wide_product(context, a, b):
+    """The high and the low half of the product of two words of 32 bits."""
+
+    def generate(context, builder, signature, arguments):
+        product = builder.mul(*(builder.zext(argument, _WIDE) for argument in arguments))
+        halves = builder.trunc(builder.lshr(product, ir.Constant(_WIDE, 32)), _WORD), builder.trunc(product, _WORD)
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    return types.UniTuple(types.uint32, 2)(types.uint32, types.uint32), generate
+
+
+def _xor(context, a, b, c):
+    """The exclusive or of three words of 32 bits, as one such word; Numba's own operator would make 64 bits of them."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.xor(builder.xor(arguments[0], arguments[1]), arguments[2])
+
+    return types.uint32(types.uint32, types.uint32, types.uint32), generate
+
+
 def _tuned(context):
-    """Asks for what makes the function that calls this fast.
+    """Ask for what makes the function that calls this fast.
 
     On a processor the machine's widest vectors, which LLVM halves by default; on a GPU to be made part of its caller,
     so that the arrays of a thread can live in its registers.
@@ -82,6 +111,18 @@ def _shared(context):
     return types.boolean(), generate
 
 
+def _shared_out(constant: int, kind: Any = types.intp):
+    """What says how the threads of a GPU share something out; a processor's one thread has a constant."""
+
+    def function(context, number):
+        def generate(context, builder, signature, arguments):
+            return arguments[0] if _on_gpu(context) else context.get_constant(kind, constant)
+
+        return kind(kind), generate
+
+    return function
+
+
 def _hardware(name: str):
     """A function of a float32 that a GPU has an instruction for; on a processor it must not be called."""
 
@@ -89,9 +130,7 @@ def _hardware(name: str):
         def generate(context, builder, signature, arguments):
             if not _on_gpu(context):
                 return arguments[0]
-            kind, called = ir.FunctionType(ir.FloatType(), [ir.FloatType()]), f"llvm.nvvm.{name}.approx.ftz.f"
-            found = builder.module.globals.get(called) or ir.Function(builder.module, kind, called)
-            return builder.call(found, arguments)
+            return _call(builder, f"llvm.nvvm.{name}.approx.ftz.f", _REAL, arguments)
 
         return types.float32(types.float32), generate
 
@@ -99,64 +138,36 @@ def _hardware(name: str):
     return function
 
 
-def _member(context):
-    """Which thread of a GPU's block this is."""
+def _register(name: str):
+    """A register of a GPU that says which thread this is, or how many there are."""
 
-    def generate(context, builder, signature, arguments):
-        return _special_register(builder, "tid.x")
-
-    return types.intp(), generate
-
-
-def _members(context):
-    """How many threads a block has."""
-
-    def generate(context, builder, signature, arguments):
-        return _special_register(builder, "ntid.x")
-
-    return types.intp(), generate
-
-
-def _shared_out(constant: int):
-    """A number that says how the threads of a GPU share something out; a processor's one thread has a constant."""
-
-    def function(context, number):
+    def function(context):
         def generate(context, builder, signature, arguments):
-            return arguments[0] if _on_gpu(context) else context.get_constant(types.intp, constant)
+            return builder.zext(_call(builder, f"llvm.nvvm.read.ptx.sreg.{name}", _WORD), _WIDE)
 
-        return types.intp(types.intp), generate
+        return types.intp(), generate
 
     return function
 
 
-def _wide_product(context, a, b):
-    """The high and the low half of the product of two words of 32 bits."""
+def _clock(name: str):
+    """A clock of a GPU, by an instruction with side effects: of two plain reads a compiler keeps one."""
 
-    def generate(context, builder, signature, arguments):
-        wide, word = ir.IntType(64), ir.IntType(32)
-        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
-        halves = builder.trunc(builder.lshr(product, ir.Constant(wide, 32)), word), builder.trunc(product, word)
-        return context.make_tuple(builder, signature.return_type, halves)
+    def function(context):
+        def generate(context, builder, signature, arguments):
+            kind = ir.FunctionType(_WIDE, [])
+            return builder.call(ir.InlineAsm(kind, f"mov.u64 $0, {name};", "=l", side_effect=True), [])
 
-    return types.UniTuple(types.uint32, 2)(types.uint32, types.uint32), generate
+        return types.int64(), generate
 
-
-def _xor(context, a, b, c):
-    """Of three words of 32 bits, as one; Numba's own operator would make 64 of them."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.xor(builder.xor(arguments[0], arguments[1]), arguments[2])
-
-    return types.uint32(types.uint32, types.uint32, types.uint32), generate
+    return function
 
 
 def _together(context):
     """Wait until all threads that share a step have come here, and see what they wrote."""
 
     def generate(context, builder, signature, arguments):
-        name = "llvm.nvvm.barrier0"
-        barrier = builder.module.globals.get(name)
-        builder.call(barrier or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), name), [])
+        _call(builder, "llvm.nvvm.barrier0", ir.VoidType())
         return context.get_dummy_value()
 
     return types.none(), generate
@@ -166,33 +177,10 @@ def _all_agree(context, flag):
     """Whether it holds for every thread that shares a step, once all of them have come here."""
 
     def generate(context, builder, signature, arguments):
-        name, word = "llvm.nvvm.barrier0.and", ir.IntType(32)
-        found = builder.module.globals.get(name)
-        vote = found or ir.Function(builder.module, ir.FunctionType(word, [word]), name)
-        held = builder.call(vote, [builder.zext(arguments[0], word)])
-        return builder.icmp_unsigned("!=", held, ir.Constant(word, 0))
+        held = _call(builder, "llvm.nvvm.barrier0.and", _WORD, [builder.zext(arguments[0], _WORD)])
+        return builder.icmp_unsigned("!=", held, ir.Constant(_WORD, 0))
 
     return types.boolean(types.boolean), generate
-
-
-def _register_read_anew(name: str):
-    """By an instruction with side effects: of two plain reads a compiler keeps one."""
-
-    def generate(context, builder, signature, arguments):
-        kind = ir.FunctionType(ir.IntType(64), [])
-        return builder.call(ir.InlineAsm(kind, f"mov.u64 $0, {name};", "=l", side_effect=True), [])
-
-    return generate
-
-
-def _nanoseconds(context):
-    """The clock of a whole GPU; slower to read."""
-    return types.int64(), _register_read_anew("%globaltimer")
-
-
-def _cycles(context):
-    """The clock of the multiprocessor that a thread runs on."""
-    return types.int64(), _register_read_anew("%clock64")
 
 
 def _either(generator: Any, plain: Any) -> Any:
@@ -210,16 +198,19 @@ as_bits = _either(_as_bits, lambda x: np.float32(x).view(np.uint32))
 from_bits = _either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
 wide_product = _either(_wide_product, _plain_product)
 xor = _either(_xor, lambda a, b, c: a ^ b ^ c)
+multiply_add = _either(_multiply_add, None)  # on a processor alone
 tuned = _either(_tuned, lambda: None)
 lanes = _either(_lanes, lambda: 1)
 shared = _either(_shared, lambda: True)
 has_instructions = _either(_shared, lambda: False)  # whether there are the four that follow
 ex2, lg2, sine, cosine = (_either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
-member = _either(_member, lambda: _thread().threadIdx.x)
-members = _either(_members, lambda: _thread()._manager._block_dim[0])
+member = _either(_register("tid.x"), lambda: _thread().threadIdx.x)  # which thread of a block this is
+members = _either(_register("ntid.x"), lambda: _thread()._manager._block_dim[0])  # how many there are
 mate = _either(_shared_out(0), lambda own: own)  # which of those that share a layer
 mates = _either(_shared_out(1), lambda number: number)  # how many they are
+alone = _either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
 across = _either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
 together = _either(_together, lambda: _thread().syncthreads())
 all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
-cycles, nanoseconds = (_either(clock, lambda: 0) for clock in (_cycles, _nanoseconds))
+cycles = _either(_clock("%clock64"), lambda: 0)  # of the multiprocessor that a thread runs on
+nanoseconds = _either(_clock("%globaltimer"), lambda: 0)  # of the whole GPU; slower to read

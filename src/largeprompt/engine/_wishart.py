@@ -1,4 +1,4 @@
-"""Wishart matrices by Bartlett's decomposition, a chi-squared draw a column, whatever the number of tokens."""
+"""Wishart matrices by Bartlett's decomposition, one chi-squared draw per column, whatever the number of tokens."""
 
 import math
 

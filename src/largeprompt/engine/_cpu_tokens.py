@@ -1,0 +1,234 @@
+"""The loop over the tokens of one head on a processor: two tokens of each of `LANES` prompts side by side.
+
+The four words of a counter are the random bits of two tokens. They lie in places 2j and 2j + 1 of an array twice as
+wide as a row, so that two loops do for a pair of tokens: one over 64-bit words for the bits, one over 32-bit ones for
+the rest.
+"""
+
+import numpy as np
+
+from ._elementary import scalar, two_normals
+from ._lanes import LANES, assembled, on_lanes, row
+from ._philox import TOKENS, philox_pairs
+from ._target import tuned
+from ._tokens import (
+    CENTRE,
+    CHUNK,
+    GG,
+    LEVEL,
+    LOG2_E,
+    LOWEST,
+    SHORT,
+    SUMS,
+    TOP,
+    WF,
+    WFG,
+    WFH,
+    WG,
+    WH,
+    WW,
+    WWF,
+    WWFF,
+    W,
+    arrange,
+    leveller,
+    must_shift,
+    recentred,
+    with_token,
+)
+
+f32, u32, f64 = np.float32, np.uint32, np.float64
+WIDE = 2 * LANES
+_GIVEN = 5  # rows of S before the sums: β log2 e, the shift of g, the two coordinates of the value, λ
+_APART = LANES  # sums of products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
+_ROWS = _GIVEN + WF + 1
+ROOM = 2 * _ROWS + 1  # rows of ordinary width
+
+
+@scalar
+def _at(sum_, j):
+    """Where a sum is for place j."""
+    return np.uintp((_GIVEN + sum_) * WIDE + (_APART if sum_ >= GG else 0) + j)
+
+
+@on_lanes
+def _bits(index, bits, other, prompt, step, k0, k1):
+    """The four words of a counter for each lane: those of one token in even places, of the next in odd ones."""
+    tuned()
+    for j in range(LANES):
+        bits[j], other[j] = philox_pairs(u32(index), u32(prompt + j), step, TOKENS, k0, k1)
+
+
+@on_lanes
+def _normals(radial, angular, first, second):
+    """The two coordinates of the token in each place.
+
+    In a loop of its own: with the sums in one loop, the chain of operations on one vector is so long that the processor
+    waits for it.
+    """
+    tuned()
+    for j in range(WIDE):
+        first[j], second[j] = two_normals(radial[j], angular[j])
+
+
+def _adding(products: bool, centred: bool):
+    """A function that adds the tokens in all places, with or without the products that a linear head needs."""
+    zero = f32(0)
+
+    @on_lanes
+    def add(first, second, S):
+        tuned()
+        for j in range(WIDE):
+            given = S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j], S[4 * WIDE + j] if products else zero
+            a, b, c, d = S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)]
+            e, f, g, h = S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)]
+            k, l, m, n = zero, zero, zero, zero
+            centring = zero, zero, zero
+            if products:
+                k, l, m, n = S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)]
+            if centred:
+                centring = S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)]
+            sums = a, b, c, d, e, f, g, h, k, l, m, n
+            sums, centring = with_token(products, centred, (first[j], second[j]), given, sums, centring)
+            S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)] = sums[0], sums[1], sums[2], sums[3]
+            S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)] = sums[4], sums[5], sums[6], sums[7]
+            if products:
+                S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)] = sums[8], sums[9], sums[10], sums[11]
+            if centred:
+                S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = centring
+
+    return add
+
+
+_add_with_products, _add = _adding(True, False), _adding(False, False)
+_add_centred_with_products, _add_centred = _adding(True, True), _adding(False, True)
+
+
+@on_lanes
+def _begin(S):
+    """Clear the sums; no token so far."""
+    tuned()
+    for k in range(_at(0, 0), _at(CENTRE, 0)):
+        S[k] = f32(0)
+    for j in range(WIDE):
+        S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = f32(0), LOWEST, f32(0)
+
+
+@on_lanes
+def _carry_centred(S, products, first_only, sums):
+    """Add the sums of both places, or of the first alone, whose values are counted from different tokens; clear them.
+
+    Then all are counted from that with the largest score.
+    """
+    tuned()
+    for place in range(1 if first_only else 2):
+        for j in range(LANES):
+            at = np.uintp(2 * j + place)
+            centre, top = f64(S[_at(CENTRE, at)]), f64(S[_at(TOP, at)])
+            old = sums[row(CENTRE, j)]
+            new = centre if top > sums[row(TOP, j)] else old
+            sums[row(CENTRE, j)], sums[row(TOP, j)] = new, max(top, sums[row(TOP, j)])
+            w, wg, wh = f64(S[_at(W, at)]), f64(S[_at(WG, at)]), f64(S[_at(WH, at)])
+            fg, fh, ww = f64(S[_at(WFG, at)]), f64(S[_at(WFH, at)]), f64(S[_at(WW, at)])
+            wf, ff = f64(S[_at(WWF, at)]), f64(S[_at(WWFF, at)])
+            fg, fh, wf, ff = recentred(new - centre, wg, wh, fg, fh, ww, wf, ff)
+            x, y, xx = sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)]
+            vx, vy, xv, vv = sums[row(WFG, j)], sums[row(WFH, j)], sums[row(WWF, j)], sums[row(WWFF, j)]
+            vx, vy, xv, vv = recentred(new - old, x, y, vx, vy, xx, xv, vv)
+            sums[row(WF, j)] += S[_at(WF, at)] - (new - centre) * w - (new - old) * sums[row(W, j)]
+            sums[row(W, j)] += w
+            sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)] = x + wg, y + wh, xx + ww
+            sums[row(WFG, j)], sums[row(WFH, j)] = vx + fg, vy + fh
+            sums[row(WWF, j)], sums[row(WWFF, j)] = xv + wf, vv + ff
+            if products:
+                for i in range(GG, len(SUMS)):
+                    sums[row(i, j)] += S[_at(i, at)]
+    _begin(S)
+
+
+@on_lanes
+def _carry(S, products, centred, first_only, sums):
+    """Add the sums of both places of a lane, or of the first alone, to the float64 ones; clear them."""
+    tuned()
+    if centred:
+        _carry_centred(S, products, first_only, sums)
+        return
+    for i in range(len(SUMS) if products else GG):
+        for j in range(LANES):
+            at = _at(i, 2 * j)
+            sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
+        for j in range(WIDE):
+            S[_at(i, j)] = f32(0)
+
+
+@on_lanes
+def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second, prompt, step, k0, k1):
+    """Row 1 of S: the largest g of each prompt; the same numbers are drawn again afterwards."""
+    tuned()
+    for j in range(WIDE):
+        S[WIDE + j] = LOWEST
+    for i in range((L + 1) // 2):
+        _bits(i, bits, other, prompt, step, k0, k1)
+        _normals(radial, angular, first, second)
+        if 2 * i + 1 < L:
+            for j in range(WIDE):
+                S[WIDE + j] = max(S[WIDE + j], first[j])
+        else:  # the second place holds no token
+            for j in range(LANES):
+                S[WIDE + 2 * j] = max(S[WIDE + 2 * j], first[2 * j])
+    for j in range(LANES):
+        largest = max(S[WIDE + 2 * j], S[WIDE + 2 * j + 1])
+        S[WIDE + 2 * j] = largest
+        S[WIDE + 2 * j + 1] = largest
+
+
+@on_lanes
+def _level(S):
+    """Row 4 of S: λ."""
+    tuned()
+    for j in range(WIDE):
+        S[4 * WIDE + j] = leveller(S[j], S[WIDE + j])
+
+
+@assembled
+def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of one head, as `arrange` orders them. R has rows `stride` apart."""
+    R, S, sums, carried = w.R, w.S, w.sums, w.carried
+    shifted = must_shift(R, 2, stride)
+    if shifted:
+        _largest_first_coordinate(S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1)
+    for j in range(LANES):
+        beta = R[j] * LOG2_E
+        for place in range(2 * j, 2 * j + 2):
+            S[place] = beta
+            S[WIDE + place] = S[WIDE + place] if shifted else f32(0)
+            S[2 * WIDE + place] = R[LANES + j]
+            S[3 * WIDE + place] = R[row(stride + 1, j)]
+    if products:
+        _level(S)
+    _begin(S)
+    for j in range(LANES):
+        for i in range(WF + 1):
+            carried[row(i, j)] = 0.0
+        carried[row(TOP, j)] = LOWEST
+    short = L <= SHORT
+    pairs = (L + 1) // 2
+    for i in range(pairs):
+        _bits(i, w.bits, w.other, prompt, step, k0, k1)
+        last = i == pairs - 1
+        if last and L % 2:  # what came before counts for both places, the last for the first alone
+            _carry(S, products, short, False, carried)
+        _normals(w.radial, w.angular, w.first, w.second)
+        if short and products:
+            _add_centred_with_products(w.first, w.second, S)
+        elif short:
+            _add_centred(w.first, w.second, S)
+        elif products:
+            _add_with_products(w.first, w.second, S)
+        else:
+            _add(w.first, w.second, S)
+        if last or i % CHUNK == CHUNK - 1:
+            _carry(S, products, short, last and L % 2 == 1, carried)
+    for j in range(LANES):
+        sums[row(LEVEL, j)] = S[4 * WIDE + 2 * j]
+    arrange(stride, short, R, carried, sums)
