@@ -23,7 +23,7 @@ import largeprompt as lp
 from largeprompt import lab
 from largeprompt._device import gpu_refusal, jax_gpu
 from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, GpuTrainer
-from largeprompt.paper.settings import COVARIANCES, PRESETS
+from largeprompt.paper.choice import COVARIANCES, PRESETS
 
 LANES = 128  # of a multiprocessor
 # The fewest instructions of a token: a product and a sum are one, so is a 64-bit product, so is an xor of three words.

@@ -39,8 +39,8 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# Work is handed out a file at a time, so that what a file compiles and prepares is made once. The longest files, timed in
-# an earlier run, come first: at the end they would keep one worker waiting for the other.
+# Work is handed out a file at a time, so that what a file compiles and prepares is made once. The longest files, timed
+# in an earlier run, come first: at the end they would keep one worker waiting for the other.
 _seconds: Counter[str] = Counter()
 
 

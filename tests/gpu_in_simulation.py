@@ -107,17 +107,17 @@ class AtOnce(Executor):
 @contextlib.contextmanager
 def nothing_late() -> Iterator[None]:
     """Risks can be evaluated when the first launch lands, and results are written at once, however slow the machine."""
-    from largeprompt.lab import _fleet
+    from largeprompt.lab import _gpu_batch
 
-    move = _fleet._Work._move
+    move = _gpu_batch._Work._move
 
     def moved(self, i, segment):
         self._prepared.wait()
         return move(self, i, segment)
 
     with (
-        patch.object(_fleet._Work, "_move", moved),
-        patch.object(_fleet, "ThreadPoolExecutor", lambda threads: AtOnce()),
+        patch.object(_gpu_batch._Work, "_move", moved),
+        patch.object(_gpu_batch, "ThreadPoolExecutor", lambda threads: AtOnce()),
     ):
         yield
 
@@ -285,15 +285,15 @@ def sweeps(found: Findings, folder: Path) -> None:
             found["sweep/full/said"] = np.array(str(error))
 
     store = lab.Store(folder / "no risk")
-    from largeprompt.lab import _fleet
+    from largeprompt.lab import _gpu_batch
 
     def only_isotropic(courses, stretches, gpu=None):
         if any(course.run.sigma != "identity" for course in courses):
             raise MemoryError("too many nodes")
         return evaluated(courses, stretches, gpu)
 
-    evaluated = _fleet.risks_of
-    with launches_of(2), nothing_late(), patch.object(_fleet, "risks_of", only_isotropic):
+    evaluated = _gpu_batch.risks_of
+    with launches_of(2), nothing_late(), patch.object(_gpu_batch, "risks_of", only_isotropic):
         try:
             lab.sweep(RUNS[:3], store, device="gpu")
         except MemoryError as error:
@@ -302,9 +302,9 @@ def sweeps(found: Findings, folder: Path) -> None:
     store = lab.Store(folder / "claimed")
     run = RUNS[0].resolved
     with store.claim(run.key):
-        from largeprompt.lab._fleet import carried_out_together
+        from largeprompt.lab._gpu_batch import run_together
 
-        results = carried_out_together(RUNS[:2], store, Watching(), threading.Event(), 30.0)
+        results = run_together(RUNS[:2], store, Watching(), threading.Event(), 30.0)
     found.put("sweep/claimed", {"mine": [data is not None for data in results]})
 
 

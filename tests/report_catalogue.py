@@ -7,7 +7,7 @@ import xarray as xr
 
 from largeprompt.paper.chart import BLUE, GREY, PURPLE, VERMILION, Chart, Panel, Series, level
 from largeprompt.paper.claims import VERDICTS
-from largeprompt.paper.figures import AbstractFigure
+from largeprompt.paper.experiment import Experiment
 
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'> \"&amp;\" %{x} | `*_<!--"
 LENGTHS = np.array([10.0, 100.0, 1000.0])
@@ -17,7 +17,7 @@ RISK = np.array([0.5, 0.1, 0.06])
 CHOICE = {"preset": "quick", "seeds": 3, "conventions": {"score_scale": 0.5, "query_sigma": None}}
 
 
-class Gap(AbstractFigure):
+class Gap(Experiment):
     """Points with error bars, seeds, theory, and a bound far above; two panels."""
 
     @property
@@ -39,11 +39,11 @@ class Gap(AbstractFigure):
         names = ("isotropic", "anisotropic")
         return Chart(tuple(Panel(name, "length L", "gap", series) for name in names), columns=2)
 
-    def told(self, data):
+    def summary(self, data):
         return [f"At L = 10 it is {float(data.gap[0]):g}."]
 
 
-class Course(AbstractFigure):
+class Course(Experiment):
     """A band around a line that dips below zero, on a linear axis, with words that try to break out."""
 
     @property
@@ -61,7 +61,7 @@ class Course(AbstractFigure):
         )
         return Chart((Panel(NASTY, NASTY, NASTY, series, x_log=False, remarks=(NASTY,)),))
 
-    def told(self, data):
+    def summary(self, data):
         return [NASTY]
 
 
@@ -98,8 +98,8 @@ def reproduction(folder):
         claim("T1", VERDICTS[0], ["5a"], checks=3),
     ]
     line = {"left": "x", "x": 2.0, "relation": ">", "y": 1.0, "right": "λ_max", "holds": True}
-    told = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
-    erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **told}
+    texts = dict.fromkeys(("summary", "printed", "why", "correction", "setting", "place"), NASTY)
+    erratum = {"key": "E1", "kind": "error", "against": [line], "repair": [line], "confirmed": True, **texts}
     ledger = {"rule": "Three standard errors.", "choice": CHOICE, "claims": claims, "errata": [erratum]}
     run = {
         "choice": CHOICE | {"figures": None, "store": None},

@@ -3,7 +3,7 @@
 import numpy as np
 
 from largeprompt.dynamics import AbstractTrainer, State
-from largeprompt.lab._weights import matrices, with_matrices
+from largeprompt.lab._weights import matrices
 
 FAR = 1e8
 
@@ -24,7 +24,7 @@ class StandIn(AbstractTrainer):
                     layers[i] = moved
                 else:
                     diverged[i] = step
-        found = tuple(with_matrices(old, new) for old, new in zip(state.layers, layers, strict=True))
+        found = tuple(old.with_parameters(new) for old, new in zip(state.layers, layers, strict=True))
         return State(stop, found, tuple(diverged))
 
 

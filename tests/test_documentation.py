@@ -62,20 +62,6 @@ def test_the_home_and_the_test_of_an_item_exist(row):
     assert match[2] in functions
 
 
-def python_blocks():
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [
-        pytest.param(block, id=f"{page.name}-{i}")
-        for page in pages
-        for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
-    ]
-
-
-@pytest.mark.parametrize("block", python_blocks())
-def test_the_examples_of_the_documentation_run(block):
-    exec(compile(block, "example", "exec"), {})
-
-
 def test_links_between_pages_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     for page in pages:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from largeprompt.lab import Run
-from largeprompt.lab._course import risks
+from largeprompt.lab._history import risks
 from largeprompt.lab._yardstick import yardstick
-from largeprompt.paper import PRESETS
+from largeprompt.paper import Choice
 
 ARRAYS_OF_IMPORTS = """
 import importlib, pkgutil
@@ -39,7 +39,7 @@ SIGMA = ((1.0, 0.1), (0.1, 1.0))
 
 def numbers():
     """What a preset's run and a user's hold and compute, and in which type."""
-    preset = PRESETS["smoke"].runs("kms:0.5", (10,))[0]
+    preset = Choice("smoke").runs("kms:0.5", (10,))[0]
     own = Run(L=20, sigma=SIGMA, start="structured:0.3", parameters="UV", attention="linear")
     function: Any = risks(own)[0]
     arrays = [preset.task().Sigma, preset.layers()[0].K, own.task().noise, own.layers()[0].U, function.task.Sigma]

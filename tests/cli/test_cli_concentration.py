@@ -15,8 +15,9 @@ from rich.console import Console
 
 from largeprompt import lab
 from largeprompt.cli import _concentration
-from largeprompt.paper import concentration as told
-from largeprompt.paper.drawing import save
+from largeprompt.cli._charts import concentration_chart
+from largeprompt.cli._tables import concentration_tables, prompt_length_lines
+from largeprompt.paper.drawing import draw, save
 
 FILES = {f"concentration.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
 SMALL = ("--d", "2", "--L", "4,16", "--replicates", "40", "--layer", "identity:0.3")
@@ -387,10 +388,10 @@ DATASETS = {
 def test_every_result_is_drawn_and_told(data, tmp_path):
     files = [tmp_path / name for name in ("picture.svg", "again.svg")]
     for file in files:
-        save(told.picture(data), file)
+        save(draw(concentration_chart(data)), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     console = Console(width=100, record=True, file=io.StringIO())
-    for part in told.tables(data):
+    for part in concentration_tables(data):
         console.print(part)
     text = console.export_text()
     assert text.count("effective") == data.sizes["quantity"]
@@ -399,14 +400,14 @@ def test_every_result_is_drawn_and_told(data, tmp_path):
 
 
 def test_what_is_not_to_be_trusted_is_marked_with_what_would_do():
-    lines = "\n".join(str(part) for part in told.tables(DATASETS["some untrusted"]))
+    lines = "\n".join(str(part) for part in concentration_tables(DATASETS["some untrusted"]))
     assert "* not to be trusted: 200 prompts are too few at L = 100; about 5.0e7 would do" in lines
     assert "* not to be trusted: no number of prompts would do at L = 1000" in lines
     assert "slope -1.000 ± 0.030, predicted -0.900 at these L, -1 for large L" in lines
     assert "measured over predicted 1.020 ± 0.010" in lines
     assert "falls as 1/L [θ² = 0.2]" in lines
     assert "no bound: tokens have the mean [1, 2]" in "\n".join(
-        str(part) for part in told.tables(DATASETS["refused bounds"])
+        str(part) for part in concentration_tables(DATASETS["refused bounds"])
     )
 
 
@@ -418,21 +419,21 @@ def found(**changes):
 
 
 def test_a_prompt_length_is_told_with_its_measurement_and_its_bound():
-    assert [str(line) for line in told.prompt_length_lines(found())] == [
+    assert [str(line) for line in prompt_length_lines(found())] == [
         "L = 1234 tokens a prompt for a root mean square error of 0.01",
         "delta method; falls as 1/L",
         "measured at that length: 0.01 ± 5e-05",
         "the paper's bound asks for L = 10^23.4",
     ]
-    (first, *_) = told.prompt_length_lines(found(quantity="risk"))
+    (first, *_) = prompt_length_lines(found(quantity="risk"))
     assert str(first) == "L = 1234 tokens a prompt for a difference of risks of 0.01"
-    again = [str(line) for line in told.prompt_length_lines(found(quantity="risk", lasting=5000))]
+    again = [str(line) for line in prompt_length_lines(found(quantity="risk", lasting=5000))]
     assert (
         again[1] == "from L = 5000 on every longer prompt does too: in between the difference of risks is larger again"
     )
     far = found(L=math.inf, lasting=math.inf, checked=False, measured=math.nan, unchecked_reason="no finite length")
     far.bound_log10_L, far.bound_refusal = math.nan, "tokens are wild"
-    assert [str(line) for line in told.prompt_length_lines(far)] == [
+    assert [str(line) for line in prompt_length_lines(far)] == [
         "no length up to 1e60 for a root mean square error of 0.01",
         "delta method; falls as 1/L",
         "not measured: no finite length",

@@ -11,7 +11,7 @@ import xarray as xr
 import stand_in
 from largeprompt import engine, lab
 from largeprompt.icl import risk
-from largeprompt.paper import learning
+from largeprompt.paper.experiment import Computation
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01", "--attention", "linear")
 RUN = lab.Run(L="inf", d=2, steps=30, rate=0.01, attention="linear", record=lab.Record(points=4))  # pyright: ignore
@@ -109,9 +109,8 @@ def no_work(monkeypatch):
 
     monkeypatch.setattr(lab, "forecast", fail)
     monkeypatch.setattr(lab, "sweep", fail)
-    monkeypatch.setattr(lab.Study, "carry_out", fail)
-    monkeypatch.setattr(learning, "optima", fail)
-    monkeypatch.setattr(learning, "ladder", fail)
+    monkeypatch.setattr(lab.Study, "run", fail)
+    monkeypatch.setattr(Computation, "compute", fail)
 
 
 @pytest.mark.parametrize("out", ["a-file", "a-file/below", "/proc/nothing"])
@@ -160,12 +159,8 @@ def test_a_file_that_cannot_be_read_is_named(name, file, message, command):
 def test_every_command_reads_a_length_the_same_way(text, command, monkeypatch):
     asked = []
 
-    def optima(settings, done):
-        asked.append(settings.lengths)
-        raise ValueError("enough")
-
-    def ladder(settings, done):
-        asked.append(settings.ladder)
+    def compute(self, progress):
+        asked.append(self.lengths)
         raise ValueError("enough")
 
     def run(study, progress, device):
@@ -176,8 +171,7 @@ def test_every_command_reads_a_length_the_same_way(text, command, monkeypatch):
         asked.append(tuple(run.L for run in runs))
         raise ValueError("enough")
 
-    monkeypatch.setattr(learning, "optima", optima)
-    monkeypatch.setattr(learning, "ladder", ladder)
+    monkeypatch.setattr(Computation, "compute", compute)
     monkeypatch.setattr(lab.Study, "run", run)
     monkeypatch.setattr(lab, "forecast", forecast)
     Path("run.toml").write_text(f'L = "{text}"\n')
@@ -196,10 +190,10 @@ def test_lengths_of_training_may_be_a_range_or_infinite(command):
 
 
 def test_a_large_dimension_is_said_to_take_long_before_it_does(command, monkeypatch):
-    def optima(settings, done):
+    def compute(self, progress):
         raise ValueError("enough")
 
-    monkeypatch.setattr(learning, "optima", optima)
+    monkeypatch.setattr(Computation, "compute", compute)
     first, _ = command("optima", "--d", "101", "--L", "5")[2].splitlines()
     assert first.startswith("largeprompt: d is 101: beyond 100 the Bayes risk is sampled")
     assert command("optima", "--d", "100", "--L", "5")[2] == "largeprompt: enough\n"

@@ -148,7 +148,7 @@ def test_the_bound_over_queries_dominates_bounded_and_shifted_queries():
             Q, _, _, lost = map(np.asarray, WeightMoments(L).shares(np.einsum("ni,ij,nj->n", u, Gamma, u)))
             values = np.sum((u @ Gamma @ V.T) ** 2, axis=1) * (2 * Q - lost) + Q * np.trace(V @ Gamma @ V.T)
             assert values.mean() < bounds.one_term_over_queries(layer, GAUSSIAN, nu, L).value < 1e4 * values.mean()
-    sigma, F = float(GAUSSIAN.subgaussian()), fourth_moment_root(GAUSSIAN, np.asarray(layer.V))
+    sigma, F = float(GAUSSIAN.subgaussian()), fourth_moment_root(GAUSSIAN, np.asarray(layer.V.T @ layer.V))
     mean_tilt = np.exp(4 * sigma**2 * np.sum((z @ np.asarray(layer.U).T) ** 2, axis=1))
     ours = bounds.one_term_over_queries(layer, GAUSSIAN, shifted, 50).value
     assert_mean_is(mean_tilt, ours * 50 / (75 * F))
@@ -203,7 +203,7 @@ def test_fourth_moments_are_those_of_samples():
     B = catalogue.matrix(15, 2, D)
     for mu in LAWS.values():
         y = (np.asarray(mu.sample(jax.random.key(16), 100_000)) - np.asarray(mu.mean())) @ B.T
-        assert_mean_is(np.sum(y**2, axis=1) ** 2, fourth_moment_root(mu, B) ** 2)
+        assert_mean_is(np.sum(y**2, axis=1) ** 2, fourth_moment_root(mu, B.T @ B) ** 2)
 
 
 def test_bounds_do_not_see_a_shift_of_the_tokens():
@@ -245,17 +245,17 @@ def test_the_length_that_a_bound_needs_is_where_it_crosses():
     for size, known in ((0.2, 161), (0.5, 1097), (1.0, 4664)):
         layer = lp.SoftmaxAttention(size * np.eye(6), np.eye(6))
 
-        def printed(log_L, layer=layer):
-            return bounds.output_bound(layer, law, law, log_L=log_L)
+        def printed(L, layer=layer):
+            return bounds.output_bound(layer, law, law, L)
 
         log_L = bounds.length_for(printed, 1e-2)
         assert abs(log_L - known) < 1
-        np.testing.assert_allclose(printed(log_L).value, 1e-2, rtol=1e-6)
-    balanced = bounds.length_for(lambda l: bounds.output_bound(layer, law, law, log_L=l, form="balanced"), 1e-2)
+        np.testing.assert_allclose(printed(bounds.LogLength(log_L)).value, 1e-2, rtol=1e-6)
+    balanced = bounds.length_for(lambda L: bounds.output_bound(layer, law, law, L, form="balanced"), 1e-2)
     assert 0.6 < balanced / log_L < 0.7
     assert bounds.length_for(printed, 1e-2, largest=4000) == math.inf
     assert bounds.length_for(printed, 1e30) == math.log(2)
-    assert math.isfinite(bounds.bound(layer, law, law, None, "gradient", log_L=5000.0).log)
+    assert math.isfinite(bounds.bound(layer, law, law, bounds.LogLength(5000.0), "gradient").log)
 
 
 REFUSED = {
@@ -270,7 +270,7 @@ REFUSED = {
         LAYER, lp.Product(lp.Rademacher(1.0), lp.Gaussian(np.zeros(2), np.eye(2))), QUERIES, 10
     ),
     "quantity is 'W'; it must be one of": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, catalogue.f("W")),
-    "quantity is 'K'; this layer's own parameters are V, U": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, "K"),
+    "quantity is 'K'; this layer has output, U, V, gradient": lambda: bounds.bound(LAYER, GAUSSIAN, QUERIES, 10, "K"),
     "L is 1; the bound holds from L = 2 on": lambda: bounds.output_bound(LAYER, GAUSSIAN, QUERIES, 1),
     "the layer is linear attention": lambda: bounds.output_bound(
         lp.LinearAttention(LAYER.U, LAYER.V), GAUSSIAN, QUERIES, 10

@@ -195,10 +195,12 @@ def test_lemmas_c4_and_c7_are_their_formulas():
 def test_the_balanced_form_is_the_least_over_splits_and_decays_faster():
     common = {"sigma": 1.5, "C_f": 2.0, "p": 1, "D": D, "c": 30.0, "F": 5.0}
     for U in (0.0, 0.01, 0.125, 0.5, 3.0):
-        logs = [[bounds.lemma_c6(log_L=l, U=U, form=form, **common).log for form in ("printed", "short", "balanced")]
-                for l in (1.0, 10.0, 1e3, 1e6)]  # fmt: skip
+        logs = [
+            [bounds.lemma_c6(L, U=U, form=form, **common).log for form in ("printed", "short", "balanced")]
+            for L in map(bounds.LogLength, (1.0, 10.0, 1e3, 1e6))
+        ]
         assert np.all(np.diff(logs, axis=1) <= 1e-9)
-        slope = (logs[3][2] - bounds.lemma_c6(log_L=2e6, U=U, form="balanced", **common).log) / 1e6
+        slope = (logs[3][2] - bounds.lemma_c6(L=bounds.LogLength(2e6), U=U, form="balanced", **common).log) / 1e6
         assert abs(slope - 1 / (1 + 128 * 1.5**2 * U**2)) < 1e-5
         assert slope >= min(1 / 3, 1 / (192 * 1.5**2 * max(U, 1e-9) ** 2)) - 1e-5
 
@@ -207,7 +209,7 @@ def test_the_balanced_form_of_the_fourth_power_decays_faster():
     common = {"sigma": 1.5, "C_f": 2.0, "D": D, "c": 30.0}
     for U in (0.0, 0.01, 0.125, 0.5, 3.0):
         printed, balanced = (
-            [bounds.lemma_c9(log_L=l, U=U, form=form, **common).log for l in (0.0, 3.0, 1e3, 1e6, 2e6)]
+            [bounds.lemma_c9(L=bounds.LogLength(l), U=U, form=form, **common).log for l in (0.0, 3.0, 1e3, 1e6, 2e6)]
             for form in ("printed", "balanced")
         )
         assert all(b <= a for a, b in zip(printed, balanced, strict=True))
@@ -241,13 +243,13 @@ def test_bounds_are_of_the_degree_of_f_in_f():
 
 
 def test_lengths_and_values_beyond_floats_are_numbers():
-    for log_L in (5000.0, 1e6, 1e12):
+    for L in map(bounds.LogLength, (5000.0, 1e6, 1e12)):
         for form in ("printed", "short", "balanced"):
-            ours = bounds.lemma_c6(log_L=log_L, sigma=3, U=2, C_f=1, p=2, D=D, c=1, form=form)
+            ours = bounds.lemma_c6(L, sigma=3, U=2, C_f=1, p=2, D=D, c=1, form=form)
             assert math.isfinite(ours.log)
-        assert bounds.lemma_c6(log_L=log_L, sigma=1, U=0, C_f=1, p=2, D=D, c=1).terms["T2"] < -1e290
-        assert math.isfinite(bounds.lemma_c9(log_L=log_L, sigma=3, U=2, C_f=1, D=D, c=1).log)
-        assert math.isfinite(bounds.lemma_c4(log_L=log_L, Uz=9, sigma=1, C_f=1, p=1, D=D).log)
+        assert bounds.lemma_c6(L, sigma=1, U=0, C_f=1, p=2, D=D, c=1).terms["T2"] < -1e290
+        assert math.isfinite(bounds.lemma_c9(L, sigma=3, U=2, C_f=1, D=D, c=1).log)
+        assert math.isfinite(bounds.lemma_c4(L, Uz=9, sigma=1, C_f=1, p=1, D=D).log)
     huge = bounds.one_term(10**400, Uz=40, sigma=1, F=1.0)
     assert huge.value == math.inf
     np.testing.assert_allclose(huge.log10, (math.log(75) + 4 * 1600) / math.log(10) - 400, rtol=1e-12)
@@ -259,14 +261,12 @@ def test_lengths_and_values_beyond_floats_are_numbers():
 
 REFUSED = {
     "L is 1; the bound holds from L = 2 on": lambda: bounds.lemma_c4(1, Uz=0, sigma=1, C_f=1, p=1, D=1),
-    "log_L is 0.1; the bound holds from L = 2 on": lambda: bounds.lemma_c6(
-        log_L=0.1, sigma=1, U=1, C_f=1, p=1, D=1, c=1
+    "log L is 0.1; the bound holds from L = 2 on": lambda: bounds.lemma_c6(
+        bounds.LogLength(0.1), sigma=1, U=1, C_f=1, p=1, D=1, c=1
     ),
     "L is 0; the bound holds from L = 1 on": lambda: bounds.one_term(0, Uz=0, sigma=1, F=1),
     "L is nan": lambda: bounds.one_term(math.nan, Uz=0, sigma=1, F=1),
     "L is inf; a bound is for finite prompts": lambda: bounds.one_term(math.inf, Uz=0, sigma=1, F=1),
-    "neither is given": lambda: bounds.one_term(Uz=0, sigma=1, F=1),
-    "both are given": lambda: bounds.one_term(3, log_L=1.0, Uz=0, sigma=1, F=1),
     "delta is 1; it must lie strictly": lambda: bounds.lemma_c1(3, delta=1, Uz=0, sigma=1, F=1),
     "delta is 0; it must lie strictly": lambda: bounds.corollary_c3(3, delta=0, Uz=0, sigma=1, F=1),
     "sigma is 0.5; it must be a finite number of at least 1": lambda: bounds.lemma_c9(

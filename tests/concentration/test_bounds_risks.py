@@ -70,7 +70,8 @@ def test_one_function_has_every_bound():
     assert bounds.bound(layer, PAPER, None, 30, "risk") == bounds.risk_bound(layer, PAPER, 30)
     balanced = bounds.bound(layer, PAPER, None, 30, "risk-gradient", form="balanced")
     assert balanced == bounds.risk_gradient_bound(layer, PAPER, 30, form="balanced")
-    assert bounds.bound(layer, PAPER, quantity="risk", log_L=90.0) == bounds.risk_bound(layer, PAPER, log_L=90.0)
+    far = bounds.LogLength(90.0)
+    assert bounds.bound(layer, PAPER, None, far, "risk") == bounds.risk_bound(layer, PAPER, far)
 
 
 def test_the_risk_bound_is_its_formula():
@@ -86,7 +87,7 @@ def test_the_risk_bound_is_its_formula():
     square = sum(quad(integrand, a, b, epsabs=0, epsrel=1e-10)[0] for a, b in ((0, 5), (5, 30), (30, 300)))
     wanted = square / 2 + math.sqrt(2 * float(risk(layer, PAPER, math.inf).value) * square)
     np.testing.assert_allclose(bounds.risk_bound(layer, PAPER, L).value, wanted, rtol=1e-8)
-    np.testing.assert_allclose(bounds.risk_bound(layer, PAPER, log_L=l).value, wanted, rtol=1e-8)
+    np.testing.assert_allclose(bounds.risk_bound(layer, PAPER, L=bounds.LogLength(l)).value, wanted, rtol=1e-8)
 
 
 def test_the_risk_gradient_bound_is_its_formula():
@@ -150,14 +151,15 @@ def test_suprema_over_a_ball_dominate_its_layers():
             rho = float(norm(layer)) / 2
             for log_L in (3.0, 300.0, 3e6):
                 for above, ours in ((bounds.g1, bounds.risk_bound), (bounds.g2, bounds.risk_gradient_bound)):
-                    assert above(task, rho=rho, log_L=log_L).log >= ours(layer, task, log_L=log_L).log
+                    L = bounds.LogLength(log_L)
+                    assert above(task, L, rho=rho).log >= ours(layer, task, L).log
 
 
 def test_suprema_vanish_with_the_length():
-    logs = [bounds.g2(PAPER, rho=1.5, log_L=log_L).log for log_L in (1e6, 1e8, 1e10)]
+    logs = [bounds.g2(PAPER, rho=1.5, L=bounds.LogLength(log_L)).log for log_L in (1e6, 1e8, 1e10)]
     assert logs[0] > logs[1] > logs[2]
     assert logs[2] < -1000
-    tight = [bounds.g2(PAPER, rho=1.5, log_L=log_L, form="balanced").log for log_L in (1e6, 1e8, 1e10)]
+    tight = [bounds.g2(PAPER, rho=1.5, L=bounds.LogLength(log_L), form="balanced").log for log_L in (1e6, 1e8, 1e10)]
     assert all(a <= b for a, b in zip(tight, logs, strict=True))
 
 
@@ -203,7 +205,7 @@ def test_flows_of_finite_prompts_stay_within_groenwalls_bound():
         assert 0 < gap < math.exp(sharp) <= math.exp(plain)
         assert ours.log == math.inf
         assert "Equation (27) fails at this length: nothing is proved" in ours.assumptions
-    proved = bounds.trajectory_bound(task, log_L=1e5, t=0.1, rho=radius)
+    proved = bounds.trajectory_bound(task, L=bounds.LogLength(1e5), t=0.1, rho=radius)
     assert proved.log == proved.terms["g₂(e^{βt} - 1)/β"] < math.log(radius)
     assert bounds.trajectory_bound(task, 100, t=0, rho=1).log == -math.inf
 
@@ -220,8 +222,8 @@ def test_theorem_4_3_gives_the_least_length_that_its_conditions_allow():
     assert (constants.beta, constants.kappa) == (ours.beta, ours.kappa)
 
     def slack(log_L):
-        gap = bounds.g2(task, rho=ours.rho, log_L=log_L).log + math.log(ours.T) + ours.beta * ours.T
-        off = np.logaddexp(bounds.g1(task, rho=ours.rho, log_L=log_L).log, math.log(ours.kappa) + gap)
+        gap = bounds.g2(task, rho=ours.rho, L=bounds.LogLength(log_L)).log + math.log(ours.T) + ours.beta * ours.T
+        off = np.logaddexp(bounds.g1(task, rho=ours.rho, L=bounds.LogLength(log_L)).log, math.log(ours.kappa) + gap)
         return max(gap - math.log(ours.rho), off - math.log(0.1))
 
     assert slack(ours.log_L * (1 + 1e-9)) <= 0 < slack(ours.log_L * (1 - 1e-6))
@@ -241,12 +243,12 @@ REFUSED = {
     "epsilon is 0; the theorem is for every epsilon above 0": lambda: bounds.theorem_4_3(
         PAPER, catalogue.f(structured_start(PAPER, 0.4)), 0
     ),
-    "of a task the quantity must be 'risk' or 'risk-gradient'": lambda: bounds.bound(layers(PAPER)["random"], PAPER),
-    "for risks it must be a task": lambda: bounds.bound(
-        layers(PAPER)["random"], lp.Sphere(1.0, 6), L=9, quantity="risk"
+    "of a task the quantity must be 'risk' or 'risk-gradient'": lambda: bounds.bound(
+        layers(PAPER)["random"], PAPER, None, 9
     ),
+    "for risks it must be a task": lambda: bounds.bound(layers(PAPER)["random"], lp.Sphere(1.0, 6), None, 9, "risk"),
     "a query outside of its prompt": lambda: bounds.bound(
-        layers(PAPER)["random"], PAPER, L=9, quantity="risk", query_in_prompt=True
+        layers(PAPER)["random"], PAPER, None, 9, "risk", query_in_prompt=True
     ),
     "init is not a start of Assumption 5.1": lambda: bounds.theorem_4_3(PAPER, layers(PAPER)["random"], 0.1),
 }

@@ -13,11 +13,11 @@ import catalogue
 import largeprompt as lp
 from largeprompt.concentration import Deviation, compare, deviation, fit_power_law, predict
 from largeprompt.concentration._gaussian_prompts import GaussianPrompts
-from largeprompt.concentration._prompts import limit, prompt_sums, reading, softmax_reading, squares
-from largeprompt.concentration._quantities import forms
+from largeprompt.concentration._problem import Problem, problem_of
+from largeprompt.concentration._prompts import StreamedHeads, prompt_sums, reader_of, squares
 from largeprompt.concentration._query_draws import PlainQueries, WiderQueries, query_draws
-from largeprompt.concentration._readers import reader_of
-from largeprompt.concentration._reliability import reliability, tail_index
+from largeprompt.concentration._reliability import reliability
+from largeprompt.measures._worth import tail_index
 from refusals import assert_refused
 from significance import SIGMAS, assert_close_in_sigmas, assert_mean_is
 
@@ -36,6 +36,13 @@ LAYERS = {
 }
 
 
+def problem(layer: lp.attention.AbstractLayer, mu: lp.measures.AbstractMeasure) -> Problem:
+    """All quantities of a layer with one head."""
+    found = problem_of(layer, mu, None, 1, all_quantities(layer))
+    assert isinstance(found, Problem)
+    return found
+
+
 def all_quantities(layer: lp.attention.AbstractLayer) -> tuple[str, ...]:
     if not isinstance(layer, lp.Head):
         return ("output", "U", "V", "gradient")
@@ -46,10 +53,8 @@ def all_quantities(layer: lp.attention.AbstractLayer) -> tuple[str, ...]:
 def test_forms_are_squared_norms_of_differences_of_jacobians(layer):
     merged = layer.merged() if isinstance(layer, lp.Head) else layer
     z, prompt = catalogue.matrix(8, D), lp.Empirical(catalogue.matrix(9, 11, D))
-    here, there = (limit(merged, mu, jnp.asarray(z)[None], True) for mu in (prompt, GAUSSIAN))
-    assert here.slope is not None
-    assert there.slope is not None
-    dm, dH = here.mean[0] - there.mean[0], here.slope[0] - there.slope[0]
+    here, there = (StreamedHeads((merged,), True).limit(mu, jnp.asarray(z)[None]) for mu in (prompt, GAUSSIAN))
+    off = jax.tree.map(lambda one, other: one[0] - other[0], here, there)
     one, other = layer.jacobian(prompt, z), layer.jacobian(GAUSSIAN, z)
     squared = {
         name: float(jnp.sum((getattr(one, name) - getattr(other, name)) ** 2))
@@ -62,8 +67,8 @@ def test_forms_are_squared_norms_of_differences_of_jacobians(layer):
     squared["U"] = float(jnp.sum(merged_slopes**2))
     names = all_quantities(layer)
     assert set(names) == set(squared)
-    for name, form in forms(layer, names).items():
-        np.testing.assert_allclose(form(dm, dH, jnp.asarray(z)), squared[name], rtol=1e-10, err_msg=name)
+    for name, square in problem(layer, GAUSSIAN).squares.items():
+        np.testing.assert_allclose(square(off, jnp.asarray(z)), squared[name], rtol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize("attention", [SOFTMAX, LINEAR], ids=["softmax", "linear"])
@@ -74,7 +79,7 @@ def test_a_streamed_prompt_is_read_as_its_tokens_held_at_once(attention, L):
     parts = [mu._sample(jax.random.fold_in(key, i), chunk) for i in range(-(-L // chunk))]
     prompt, queries = lp.Empirical(np.concatenate(parts)[:L]), jnp.asarray(catalogue.matrix(10, 2, D))
     for query_in_prompt in (False, True):
-        found = reading(attention, mu, key, queries, jnp.asarray(L), chunk, True, query_in_prompt)
+        (found,) = StreamedHeads((attention,), True).finite(mu, key, queries, jnp.asarray(L), chunk, query_in_prompt)
         assert found.slope is not None
         for i, z in enumerate(queries):
             held = lp.with_query(prompt, z) if query_in_prompt else prompt
@@ -87,7 +92,7 @@ def test_scores_of_a_thousand_leave_the_token_of_the_largest():
     key, theta = jax.random.key(2), 1e3 * jnp.ones((1, D))
     sums = prompt_sums(GAUSSIAN, key, theta, jnp.asarray(40), 64, True, jnp.zeros(D))
     tokens = GAUSSIAN._sample(jax.random.fold_in(key, 0), 64)[:40]
-    found = softmax_reading(sums, jnp.zeros(D))
+    found = sums.softmax_reading(jnp.zeros(D))
     assert found.slope is not None
     np.testing.assert_allclose(found.mean[0], tokens[jnp.argmax(tokens.sum(axis=1))], rtol=1e-6)
     assert np.abs(np.asarray(found.slope)).max() < 1e-6
@@ -114,19 +119,18 @@ IN_LAW = {
 
 
 @pytest.mark.parametrize(("layer", "mu", "L", "query_in_prompt"), IN_LAW.values(), ids=IN_LAW.keys())
-def test_prompts_through_what_attention_sees_have_the_law_of_whole_ones(layer, mu, L, query_in_prompt):
+def test_prompts_through_sufficient_statistics_have_the_law_of_whole_ones(layer, mu, L, query_in_prompt):
     """At one query: the means of the squares, and their whole law (Kolmogorov and Smirnov)."""
     merged = layer.merged() if isinstance(layer, lp.Head) else layer
-    known, z, n = list(forms(layer, all_quantities(layer)).values()), catalogue.matrix(13, D), 20_000
+    known, z, n = list(problem(layer, mu).squares.values()), catalogue.matrix(13, D), 20_000
     reduced = GaussianPrompts.of(merged, mu)
     assert reduced is not None
     assert reduced.serves(L, True)
-    ours = reduced.squares(known, np.tile(z, (n, 1)), L, 5, 0, query_in_prompt)
+    ours = reduced.squares([square.each[0] for square in known], np.tile(z, (n, 1)), L, 5, 0, query_in_prompt)
     keys = jax.random.split(jax.random.key(14), n)
     fixed = jnp.asarray(z)[None]
-    reader, found = reader_of(layer, mu, all_quantities(layer))
-    draws, options = PlainQueries(mu), (jnp.asarray(L), 64, 1, query_in_prompt)
-    whole, weights = squares(reader, mu, draws, fixed, list(found.values()), keys, *options)
+    reader, draws = reader_of(layer, (merged,), True), PlainQueries(mu)
+    whole, weights = squares(reader, mu, draws, fixed, known, keys, jnp.asarray(L), 64, 1, query_in_prompt)
     assert np.all(weights == 1)
     rng = np.random.default_rng(0)
     for name, one, other in zip(all_quantities(layer), ours, whole, strict=True):
@@ -147,10 +151,11 @@ def test_a_batch_of_reduced_prompts_can_be_cut_where_one_likes():
     layer = lp.SoftmaxAttention([[0.8]], [[1.0]])  # one coordinate: nothing lies across
     reduced = GaussianPrompts.of(layer, lp.Gaussian([0.3], [[2.0]]))
     assert reduced is not None
-    known, z = list(forms(layer, ("output", "U")).values()), catalogue.matrix(15, 200, 1)
+    known = [square.each[0] for square in problem(layer, lp.Gaussian([0.3], [[2.0]])).squares.values()]
+    z = catalogue.matrix(15, 200, 1)
     whole = reduced.squares(known, z, 9, 1, 0, False)
     parts = [reduced.squares(known, z[i:j], 9, 1, i, False) for i, j in ((0, 64), (64, 200))]
-    for i in range(2):
+    for i in range(len(known)):
         np.testing.assert_array_equal(np.concatenate([part[i] for part in parts]), whole[i])
 
 

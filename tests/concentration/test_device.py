@@ -1,4 +1,4 @@
-"""Where measurements are carried out: found, refused, and without bearing on their numbers."""
+"""Where measurements are made: found, refused, and without bearing on their numbers."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import pytest
 import catalogue
 import largeprompt as lp
 from largeprompt import engine
-from largeprompt.concentration import _deviation, _prompts, deviation, prompt_length_for
+from largeprompt.concentration import _deviation, _memory, deviation, prompt_length_for
 from largeprompt.engine._prompt_sums_jax import prompt_sums_by_jax
 from refusals import assert_refused
 
@@ -34,7 +34,7 @@ def test_prompts_do_not_depend_on_how_many_are_held_at_once(monkeypatch):
     for layer, mu, name in ((SOFTMAX, lp.Cube(np.ones(D)), "U"), (identity, task, "risk")):
         found = []
         for room in (2**14, 2**21):
-            monkeypatch.setattr(_prompts, "_ROOM", {"cpu": room})
+            monkeypatch.setattr(_memory, "_PROMPTS", {"cpu": room})
             found.append(measured("auto", layer, mu, name))
         np.testing.assert_allclose(*found, rtol=1e-9)
 
@@ -57,7 +57,7 @@ def test_gaussian_prompts_are_the_same_on_a_gpu(monkeypatch, name):
         return prompt_sums_by_jax(*arguments, platform="cpu", **options)
 
     plain = measured("cpu", name=name)
-    monkeypatch.setattr(_deviation, "carried_out_on", lambda device: contextlib.nullcontext(device))
+    monkeypatch.setattr(_deviation, "on_device", lambda device: contextlib.nullcontext(device))
     monkeypatch.setattr(engine, "gaussian_prompt_sums", by_jax)
     np.testing.assert_allclose(measured("gpu", name=name), plain, rtol=1e-4)
     assert drawn == ["gpu", "gpu"]
@@ -67,11 +67,11 @@ def test_what_a_measurement_computes_is_computed_on_its_device():
     """Seen from a process whose default is the second of two devices, since here there is no GPU."""
     script = """
 import jax, jax.numpy as jnp
-from largeprompt.concentration._place import carried_out_on
+from largeprompt.concentration._deviation import on_device
 first, second = jax.devices()
 jax.config.update("jax_default_device", second)
 made_before = jnp.ones(3)
-with carried_out_on("cpu") as found:
+with on_device("cpu") as found:
     assert (found, jax.jit(jnp.sin)(made_before).device) == ("cpu", first)
 assert jax.jit(jnp.sin)(made_before).device == second
 """

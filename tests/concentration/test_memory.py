@@ -8,10 +8,10 @@ import pytest
 import catalogue
 import largeprompt as lp
 from largeprompt.concentration import _memory, deviation, predict
-from largeprompt.concentration._asymptotics import fourth, query_constants
-from largeprompt.concentration._memory import queries_at_once
-from largeprompt.concentration._prompts import _weighted_pairs, chunk_for
-from largeprompt.concentration._quantities import forms
+from largeprompt.concentration._constants import query_constant
+from largeprompt.concentration._memory import chunk_for, queries_at_once
+from largeprompt.concentration._problem import Problem, problem_of
+from largeprompt.concentration._prompts import _weighted_pairs
 from largeprompt.measures import AbstractMeasure
 
 WIDE = 64
@@ -22,12 +22,13 @@ def test_constants_of_ten_thousand_wide_tokens_are_computed_in_bounded_memory():
     rng = np.random.default_rng(0)
     mu = lp.Empirical(rng.normal(size=(10_000, WIDE)))
     head = lp.Head(*(rng.normal(size=(3, 16, WIDE)) / 8), scale=0.25)
-    form, batch = forms(head, ["gradient"])["gradient"], queries_at_once(mu, 256)
-    z = mu.points[: 2 * batch]
+    problem, batch = problem_of(head, mu, None, 1, "gradient"), queries_at_once(mu, 256)
+    assert isinstance(problem, Problem)
+    heads, square, z = problem.heads or (), problem.squares["gradient"], mu.points[: 2 * batch]
 
     def constants(points):
         law = lp.Empirical(points)
-        return jax.lax.map(lambda one: query_constants(head.merged(), law, [form], one)[0], z, batch_size=batch)
+        return jax.lax.map(lambda one: query_constant(heads, law, square, one), z, batch_size=batch)
 
     memory = jax.jit(constants).lower(mu.points).compile().memory_analysis()
     assert memory is not None
@@ -49,7 +50,7 @@ def test_contracted_fourth_moments_are_those_of_the_cumulants(name):
     shifted += 4 * b @ A @ C @ B @ b + (b @ A @ b) * (b @ B @ b)
     shifted += 2 * np.einsum("ijk,ij,k->", third, A, B @ b) + 2 * np.einsum("ijk,ij,k->", third, B, A @ b)
     np.testing.assert_allclose(by_cumulants, shifted, rtol=1e-10)
-    np.testing.assert_allclose(fourth(mu, jnp.asarray(b), jnp.asarray(A), jnp.asarray(B)), shifted, rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(lambda b: mu._fourth(b, jnp.asarray(A), jnp.asarray(B)))(b), shifted, rtol=1e-10)
 
 
 def test_sums_of_pairs_are_the_same_through_either_array():

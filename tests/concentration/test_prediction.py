@@ -10,9 +10,10 @@ import catalogue
 import largeprompt as lp
 from largeprompt import icl
 from largeprompt.concentration import breakdown_exponent, deviation, predict, rates, spread
-from largeprompt.concentration._quantities import forms
-from largeprompt.concentration._query_averages import constants_at, exact_mean_square, gaussian_constant
-from largeprompt.concentration._risks import _differences
+from largeprompt.concentration._constants import constants_at
+from largeprompt.concentration._problem import Problem, problem_of
+from largeprompt.concentration._query_averages import GaussianQueries
+from largeprompt.concentration._risk_samples import head_differences
 from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is
 
@@ -60,21 +61,21 @@ def test_exact_mean_squares_over_other_queries_are_averages_over_them():
 
 @pytest.mark.parametrize("name", ["output", "U", "K", "Q", "V", "O", "gradient"])
 def test_the_closed_mean_of_the_constants_is_that_over_queries(name):
-    (form,) = forms(HEAD, (name,)).values()
-    merged = HEAD.merged()
+    problem = problem_of(HEAD, TOKENS, QUERIES, 1, name)
+    assert isinstance(problem, Problem)
+    heads, square = problem.heads or (), problem.squares[name]
     z = np.random.default_rng(0).multivariate_normal(np.zeros(D), np.asarray(QUERIES.Gamma), 50_000)
-    closed = gaussian_constant(merged, TOKENS, QUERIES, form)
-    assert_mean_is(constants_at(merged, TOKENS, form, z), closed)
+    closed = GaussianQueries(TOKENS, QUERIES).constant(heads, square).value
+    assert_mean_is(constants_at(heads, TOKENS, square, z, 256), closed)
     assert predict(HEAD, TOKENS, QUERIES, 5, name).constant == closed
 
 
 def test_constants_at_one_query_are_the_rates_there():
     z = catalogue.matrix(15, D)
     there = rates(SOFTMAX, TOKENS, z)
-    for name, form in forms(SOFTMAX, ("output", "U", "V")).items():
+    for name in ("output", "U", "V"):
         found = predict(SOFTMAX, TOKENS, z, 10, name)
         np.testing.assert_allclose(found.constant, getattr(there, name), rtol=1e-12)
-        np.testing.assert_allclose(constants_at(SOFTMAX, TOKENS, form, z[None]), found.constant, rtol=1e-12)
 
 
 def test_linear_attention_has_c_over_L_from_the_first_token_on():
@@ -115,8 +116,7 @@ def test_the_onset_is_where_the_exact_mean_square_comes_within_a_tenth():
 def test_past_the_threshold_the_exact_mean_square_falls_with_the_breakdown_exponent(theta2):
     """By exact quadrature from L = 1e17 to 1e18; what is left are logarithms."""
     layer, mu = isotropic(theta2)
-    (form,) = forms(layer, ("output",)).values()
-    a, b = (exact_mean_square(layer, mu, mu, form, L, None).value for L in (10**17, 10**18))
+    a, b = predict(layer, mu, None, [10**17, 10**18], "output").mean_square
     assert abs(math.log10(a / b) - breakdown_exponent(theta2)) < 0.045
     found = predict(layer, mu, None, [10**17], ("output", "U"))
     assert found["output"].mean_square[0] == a
@@ -212,7 +212,7 @@ def test_gaps_of_risks_are_their_constant_over_L_past_rounding_too(optimum):
 def test_what_is_taken_out_of_risks_has_no_mean_and_carries_most_of_the_noise(query_in_prompt):
     layer, L = lp.SoftmaxAttention(0.15 * np.eye(6), np.eye(6)), 200
     keys = jax.random.split(jax.random.key(23), 2**13)
-    found = _differences(layer, TASK, keys, np.asarray(L), 64, True, query_in_prompt)
+    found = head_differences(layer, TASK, keys, np.asarray(L), 64, True, query_in_prompt)
     loss, linear, gradient, linear_gradient = (np.asarray(part) for part in found)
     assert_mean_is(linear, 0.0)
     assert_mean_is(linear_gradient, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 import largeprompt as lp
 from largeprompt.concentration import deviation, predict, prompt_length_for, rates
-from largeprompt.icl._risk import _value_and_error
+from largeprompt.icl._risk._abstract import pooled
 from largeprompt.icl._stand_in import stand_in_error
 from largeprompt.measures._from_sampler import resampled
 from largeprompt.measures._worth import FewTokensWarning, worth
@@ -131,7 +131,7 @@ def test_a_risk_on_the_infinite_prompt_has_the_stand_ins_error():
     np.testing.assert_allclose(np.mean(own), np.std(values, ddof=1), rtol=0.7)
     found = lp.icl.risk(layer, tasks[0], np.inf, **options)
     function = lp.icl.risk_function(layer, tasks[0], np.inf, draws=256)
-    np.testing.assert_allclose(found.stderr, np.hypot(own[0], float(_value_and_error(function, layer)[1])), rtol=1e-6)
+    np.testing.assert_allclose(found.stderr, np.hypot(own[0], float(pooled(function, layer)[1])), rtol=1e-6)
     task = tasks[0]
     far = lp.SoftmaxAttention(np.diag([3.0, 3.0, 0.0]), [[0.0, 0.0, 1.0]])
     with pytest.warns(FewTokensWarning, match="of 32 queries 400 tokens stand in"):

@@ -141,3 +141,15 @@ def test_the_second_moment_of_a_long_prompt_has_the_law_of_that_of_its_tokens():
     tokens = jax.vmap(lambda key: entries(mu.prompt(key, L)))(jax.random.split(jax.random.key(4), 20_000))
     assert_same_moments(np.asarray(drawn), np.asarray(tokens))
     assert_mean_is(np.asarray(drawn), np.array([1.25, -0.1, 1.5]))
+
+
+def test_the_reference_trains_sigmoid_and_relu_attention_beside_softmax():
+    layers = tuple(
+        lp.Head.pytorch_default(jax.random.key(0), 3, outputs=1, kind=kind) for kind in ("sigmoid", "relu", "softmax")
+    )
+    task = LinearRegression(kms(2))
+    trainer = ReferenceTrainer(Training(task, 8, batch=64, rate=0.1), layers)
+    trained = trainer.advance(trainer.start(), 60)
+    assert trained.diverged == (None, None, None)
+    for before, after in zip(layers, trained.layers, strict=True):
+        assert risk(after, task, 8, rtol=0.05).value < risk(before, task, 8, rtol=0.05).value

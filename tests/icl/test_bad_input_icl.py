@@ -28,7 +28,7 @@ from largeprompt.icl import (
     risk_rate,
     spiked,
 )
-from largeprompt.icl._same_prompt import same_prompt_gap
+from largeprompt.icl._gaps import same_prompt_gap
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
 

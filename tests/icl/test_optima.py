@@ -23,7 +23,7 @@ from largeprompt.icl import (
     risk_gradient,
     risk_rate,
 )
-from largeprompt.icl._aligned_risk import AlignedRisk
+from largeprompt.icl._risk._quadrature import AlignedRisk
 
 ANISOTROPIC = LinearRegression(mild(7, 3), 0.3, mild(8, 3))
 
@@ -238,7 +238,7 @@ def test_one_token_teaches_softmax_attention_nothing():
 
 @pytest.mark.parametrize("L", [2, 300])
 def test_slopes_of_an_aligned_risk_are_its_differences(L):
-    aligned = AlignedRisk(TASKS["other queries"], lp.attention.WeightMoments(L))
+    aligned = AlignedRisk.of(TASKS["other queries"], lp.attention.WeightMoments(L))
     A, step = 0.7 * matrix(31, 2, 2), 1e-4 * matrix(32, 2, 2)
     found, slopes = aligned.with_slopes(A)
     ahead, behind = aligned.coefficients(A + step), aligned.coefficients(A - step)

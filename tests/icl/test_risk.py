@@ -98,7 +98,7 @@ def test_aligned_layers_have_one_risk_by_quadrature_by_nodes_and_by_simulation(n
     layer = SOFTMAX(*aligned(0.6 * matrix(20, 2, 2), r, task))
     found = risk(layer, task, L)
     assert found.exact
-    nodes = risk_function(layer, task, L)
+    nodes = risk_function(SOFTMAX(*weights(3, task)), task, L, draws=2**14)
     assert "quasi" in nodes.method
     value, error = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))(nodes, layer)
     assert error < 2e-3 * value

@@ -13,7 +13,7 @@ from catalogue import f
 from icl_catalogue import FLAT, KMS
 from largeprompt.icl import (
     LinearRegression,
-    _stationary,
+    blocks,
     diagonal,
     identity,
     kms,
@@ -21,8 +21,9 @@ from largeprompt.icl import (
     predicted_excess,
     stationary_points,
 )
-from largeprompt.icl._closed_forms import blocks, gaussian_risk
-from largeprompt.icl._symmetries import flat, from_flat, tangents
+from largeprompt.icl._risk._closed_form import gaussian_risk
+from largeprompt.icl._stationary import _search
+from largeprompt.icl._stationary._symmetries import flat, from_flat, tangents
 
 EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
 
@@ -144,7 +145,7 @@ def test_several_outputs_have_a_spurious_minimum_too():
 
 
 def test_random_starts_alone_reach_the_spurious_minimum_of_several_outputs(monkeypatch):
-    monkeypatch.setattr(_stationary, "spurious_starts", lambda task, L: [])
+    monkeypatch.setattr(_search, "spurious_starts", lambda task, L: [])
     (point,) = local_minima(PAIR, 200, starts=16)
     assert float(point.excess) == pytest.approx(0.339733, abs=5.1e-7)
 
@@ -159,7 +160,7 @@ def test_several_outputs_never_learn_a_direction_at_the_spurious_minimum():
 def test_minima_of_equal_risk_are_told_apart_by_what_symmetries_leave_alone():
     (point,) = local_minima(PAIR, 200)
     other = eqx.tree_at(lambda p: p.attention.U, point, point.attention.U)
-    far = _stationary._Candidate(other, np.zeros(16), np.array([1.0, 2.0, 1.0, 1.0]), 0.0, 1e-6, np.zeros(16))
+    far = _search._Candidate(other, np.zeros(16), np.array([1.0, 2.0, 1.0, 1.0]), 0.0, 1e-6, np.zeros(16))
     near = far._replace(point=point, sizes=far.sizes + 1e-9)
     assert near.same_as(far)
     assert not near._replace(sizes=far.sizes + 0.1).same_as(far)
@@ -186,7 +187,7 @@ def test_rotations_that_keep_only_the_product_of_covariances_are_symmetries():
 
 
 def test_the_optimum_is_listed_even_where_its_gradient_does_not_vanish(monkeypatch):
-    monkeypatch.setattr(_stationary, "_STATIONARY", -1.0)
+    monkeypatch.setattr(_search, "_STATIONARY", -1.0)
     (point,) = stationary_points(PAIR, 200, "linear", starts=0)
     assert point.kind == "undecided"
     assert float(point.excess) == pytest.approx(0, abs=1e-12)

@@ -66,9 +66,9 @@ def test_an_interrupted_run_at_an_address_goes_on_from_its_checkpoint(remote, st
     entry = remote.entry(RUN.key)
     assert (entry.status, entry.run) == ("begun", RUN.resolved)  # nobody can tell whether someone is at it
     assert entry.step >= 150
-    (standing,) = lab.standings(remote, [RUN], at_work=set())
+    (standing,) = lab.statuses(remote, [RUN], running=set())
     assert (standing.stage, standing.step) == ("interrupted", entry.step)
-    assert lab.standings(remote, [RUN], at_work={RUN.key})[0].stage == "running"
+    assert lab.statuses(remote, [RUN], running={RUN.key})[0].stage == "running"
     assert lab.train(RUN, remote).identical(lab.train(RUN, store))
     assert remote.log(RUN.key)["sittings"] == 2
     assert not remote.has_checkpoint(RUN.key)
@@ -109,10 +109,10 @@ def test_runs_at_an_address_are_listed_found_and_removed(remote):
 def test_a_failure_is_kept_until_there_is_a_result(remote):
     remote.fail(RUN, "RuntimeError: no", "a machine")
     assert remote.entry(RUN.key).status == "failed"
-    assert lab.counted(lab.standings(remote)) == {"failed": 1}
+    assert lab.counted(lab.statuses(remote)) == {"failed": 1}
     lab.train(RUN, remote)
     assert remote.failure(RUN.key) == {}
-    assert lab.counted(lab.standings(remote)) == {"finished": 1}
+    assert lab.counted(lab.statuses(remote)) == {"finished": 1}
 
 
 def test_a_store_travels_as_its_place(remote, tmp_path, monkeypatch):

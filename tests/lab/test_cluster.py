@@ -202,7 +202,7 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(cluster, store):
     assert outcome == (4, 0, 3, ((runs[2], "RuntimeError: an unlucky run"),))
     assert [store.finished(run.key) for run in runs] == [True, True, False, True]
     assert store.failure(runs[2].key)["error"] == "RuntimeError: an unlucky run"
-    found = lab.standings(store, [*runs, *runs_of(15)])
+    found = lab.statuses(store, [*runs, *runs_of(15)])
     assert [standing.stage for standing in found] == ["finished", "finished", "failed", "finished", "not begun"]
     assert found[2].message == "RuntimeError: an unlucky run"
     assert store.entry(runs[2].key).status == "failed"
@@ -231,16 +231,16 @@ def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for
     until(lambda: len(cluster.begun()) == 4 or driver.status() is not None)
     until(lambda: len(store.finished_of([run.key for run in runs])) == 2 or driver.status() is not None)
     assert driver.status() is None, driver.said()
-    assert [standing.stage for standing in lab.standings(store, runs)] == ["finished"] * 2 + ["running"] * 2
+    assert [standing.stage for standing in lab.statuses(store, runs)] == ["finished"] * 2 + ["running"] * 2
     driver.signal(signal.SIGKILL)
     assert until(driver.status) == -signal.SIGKILL
-    assert lab.runs_at_work(cluster.address, lab.Store(tmp_path)) == set()
+    assert lab.running_runs(cluster.address, lab.Store(tmp_path)) == set()
     opener = threading.Timer(0.5, cluster.open_gate)
     opener.start()
     assert swept(runs, store, cluster.address) == (4, 2, 4, ())
     opener.join()
     assert sorted(seed for _, seed, _ in cluster.begun()) == [1, 2, 101, 102]  # none of them twice
-    assert {standing.stage for standing in lab.standings(store)} == {"finished"}
+    assert {standing.stage for standing in lab.statuses(store)} == {"finished"}
 
 
 def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster, store):
@@ -251,13 +251,13 @@ def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster
 
         def step(self, name, done, note=""):
             if sum(step_of(store, run.key) >= 100 for run in runs) == 3:
-                self.at_work = lab.runs_at_work(cluster.address, store)
+                self.at_work = lab.running_runs(cluster.address, store)
                 stop.set()
 
     progress = Stopping()
     with pytest.raises(lab.Interrupted):
         swept(runs, store, cluster.address, progress=progress, stop=stop, checkpoint_seconds=0.0)
-    stages = [standing.stage for standing in lab.standings(store, runs)]
+    stages = [standing.stage for standing in lab.statuses(store, runs)]
     assert stages == ["interrupted"] * 3 + ["not begun"] * 2
     assert {run.key for run in runs[:3]} <= progress.at_work
     cluster.open_gate()

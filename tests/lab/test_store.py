@@ -15,7 +15,7 @@ import xarray as xr
 import stand_in
 from largeprompt import engine, lab
 from largeprompt.icl import risk
-from largeprompt.lab import _execution
+from largeprompt.lab import _session
 
 pytestmark = pytest.mark.usefixtures("quick")
 RUN = lab.Run(L=4, d=2, attention="linear", rate=1e-2, steps=300, record=lab.Record(points=12, every=100))
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 def test_a_finished_run_is_found_bit_for_bit_and_not_run_twice(store, whole, monkeypatch):
     lab.train(RUN, store)
-    monkeypatch.setattr(_execution, "Sitting", None)
+    monkeypatch.setattr(_session, "RunSession", None)
     progress = StopAt(0)
     assert lab.train(RUN, store, progress=progress).identical(whole)
     assert progress.outcomes == ["found"]

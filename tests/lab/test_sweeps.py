@@ -12,9 +12,10 @@ from rich.console import Console
 
 import stand_in
 from largeprompt import _device, engine, lab
+from largeprompt.cli._charts import training_chart
+from largeprompt.cli._tables import rows_as_dataset, training_tables
 from largeprompt.lab import _forecast
 from largeprompt.lab._forecast import _makespan, _shorter, recorded_bytes
-from largeprompt.paper import training
 from largeprompt.paper.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -249,7 +250,7 @@ def test_a_summary_has_a_row_for_all_that_differs_but_seeds(results, store):
 def test_a_table_tells_shares_and_both_populations(results):
     console = Console(width=120, record=True, file=io.StringIO())
     rows = lab.summary(results)
-    for part in training.tables(rows):
+    for part in training_tables(rows):
         console.print(part)
     text = console.export_text()
     assert "0.06000 ± 6e-03" in text
@@ -257,17 +258,16 @@ def test_a_table_tells_shares_and_both_populations(results):
     assert "17% [3, 56]" in text
     assert "2 end at a mean risk of 0.60000" in text
     assert "1 of 6 were not finished" in text
-    data = training.rows_as_dataset(rows)
+    data = rows_as_dataset(rows)
     assert float(data.risk[0]) == rows[0]["risk"]
 
 
 def test_a_drawing_shows_each_seed_the_mean_and_the_trapped_in_their_own_style(results):
-    (panel,) = training.risks(results).axes
-    styles = [line.get_linestyle() for line in panel.lines]
-    assert styles.count(":") == 2
-    thick = [line for line in panel.lines if line.get_linewidth() > 1.5]
-    assert len(thick) == 1
-    assert np.asarray(thick[0].get_ydata())[-1] == pytest.approx(0.06)
-    assert [line.get_marker() for line in panel.lines].count("x") == 1
-    labels = {text.get_text() for text in panel.figure.legends[0].get_texts()}
+    (panel,) = training_chart(results).panels
+    seeds = [series for series in panel.series if series.role == "seed"]
+    assert [series.dash for series in seeds].count("dot") == 2
+    (thick,) = [series for series in panel.series if series.width > 1.5]
+    assert thick.y[-1] == pytest.approx(0.06)
+    assert [series.mark for series in seeds].count("x") == 1
+    labels = {series.label for series in panel.series if series.in_legend}
     assert labels == {"linear, mean", "linear, trapped", "linear, diverged", "best linear", "Bayes"}

@@ -1,6 +1,8 @@
 """Every erratum is recomputed, every correction is tried on examples its evidence does not use."""
 
+import dataclasses
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from jax.flatten_util import ravel_pytree
 from scipy.integrate import quad
 
@@ -26,7 +29,7 @@ from largeprompt.icl import (
     risk,
     risk_gradient,
 )
-from largeprompt.paper.errata import ERRATA, Comparison, Evidence, evidence, markdown
+from largeprompt.paper.errata import ERRATA, Comparison, Evidence, entries, evidence, markdown
 from largeprompt.paper.errata import _concentration as concentration
 from largeprompt.paper.errata import _flow_limits as flow_limits
 from largeprompt.paper.errata import _in_context as in_context
@@ -49,7 +52,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 
 @pytest.fixture(scope="module")
 def evidence_by_key():
-    return {erratum.key: erratum.evidence() for erratum in ERRATA}
+    """The time of G20 goes into running, not into compiling: it is worth the optimiser."""
+    found = {}
+    for erratum in ERRATA:
+        jax.config.update("jax_disable_most_optimizations", erratum.key != "G20")
+        found[erratum.key] = erratum.evidence()
+    jax.config.update("jax_disable_most_optimizations", True)
+    return found
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -67,7 +76,7 @@ def test_every_erratum_is_there_once():
 @pytest.mark.parametrize("erratum", ERRATA, ids=lambda erratum: erratum.key)
 def test_the_letter_of_a_key_is_its_kind_and_no_text_is_missing(erratum):
     assert erratum.kind == KINDS[erratum.key[0]]
-    assert all((erratum.place, erratum.summary, erratum.printed, erratum.why, erratum.correction))
+    assert all(getattr(erratum, name) for name in ("place", "summary", "printed", "why", "correction", "setting"))
 
 
 def test_the_page_is_up_to_date(evidence_by_key):
@@ -115,11 +124,30 @@ def test_a_comparison_is_decided_by_its_numbers(x, relation, y, holds):
 
 def test_one_failed_comparison_or_an_empty_list_unmakes_the_evidence():
     true, false = Comparison("x", 1.0, "<", 2.0, "y"), Comparison("x", 2.0, "<", 1.0, "y")
-    assert Evidence("", (true,), (true,)).confirmed
-    assert not Evidence("", (true, false), (true,)).confirmed
-    assert not Evidence("", (true,), (false,)).confirmed
-    assert not Evidence("", (), (true,)).confirmed
-    assert not Evidence("", (true,), ()).confirmed
+    assert Evidence((true,), (true,)).confirmed
+    assert not Evidence((true, false), (true,)).confirmed
+    assert not Evidence((true,), (false,)).confirmed
+    assert not Evidence((), (true,)).confirmed
+    assert not Evidence((true,), ()).confirmed
+
+
+def test_entries_of_the_ledger_say_what_the_evidence_says(tmp_path):
+    def doctored(against_holds: bool) -> dict:
+        against = Comparison("x", 1.0, "<" if against_holds else ">", 2.0, "y")
+        return dataclasses.asdict(Evidence((against,), (Comparison("z", 3.0, "=", 3.0, ""),)))
+
+    kept = {erratum.key: doctored(erratum.key != "E1") for erratum in ERRATA}
+    path = tmp_path / "errata.nc"
+    xr.Dataset(attrs={"evidence": json.dumps(kept, ensure_ascii=False)}).to_netcdf(path, engine="scipy")
+    found = entries(xr.load_dataset(path, engine="scipy"))
+    assert [entry["key"] for entry in found] == [erratum.key for erratum in ERRATA]
+    assert [entry["key"] for entry in found if not entry["confirmed"]] == ["E1"]
+    first = found[0]
+    assert first["against"] == [{"left": "x", "x": 1.0, "relation": ">", "y": 2.0, "right": "y", "holds": False}]
+    assert set(first) == {
+        "key", "kind", "place", "summary", "printed", "why", "correction", "setting", "against", "repair", "confirmed",
+    }  # fmt: skip
+    assert json.dumps(found)
 
 
 # The one-term bound, in place of Lemmas C.1, C.3 and C.4 (E6, G7, G8, G9).

@@ -10,16 +10,19 @@ import pytest
 import xarray as xr
 
 from icl_catalogue import KMS, attend, simulated
+from judging import judged
 from largeprompt import Head, LinearAttention, SoftmaxAttention
 from largeprompt.icl import initial_gaps, norm, risk_gradient, squared_mean, widened
-from largeprompt.paper.claims import CLAIMS
-from largeprompt.paper.figures import FIGURES, Results
-from largeprompt.paper.figures.at_start import gaps, long_slope, ratio_of_means
-from largeprompt.paper.pieces import Gaps, Shelf
-from largeprompt.paper.settings import COVARIANCES, PRESETS, Conventions
+from largeprompt.lab import Store
+from largeprompt.paper import Choice, Conventions
+from largeprompt.paper.choice import COVARIANCES
+from largeprompt.paper.experiment import Results
+from largeprompt.paper.experiments import FIGURES
+from largeprompt.paper.experiments._gaps import Gaps
+from largeprompt.paper.experiments.figure_1 import SIZES, gaps, long_slope, ratio_of_means
 from significance import assert_close_in_sigmas, assert_mean_is
 
-QUICK = PRESETS["quick"]
+QUICK = Choice("quick")
 MILD = Conventions(score_scale=0.5, loss_factor=2.0, query_sigma="identity")
 
 
@@ -31,8 +34,8 @@ def pair(seed: int, scale: float) -> tuple[Head, Head]:
 
 @pytest.fixture(scope="module")
 def small() -> tuple[Gaps, xr.Dataset]:
-    piece = Gaps("kms:0.5", (4, 25), heads=3, prompts=2000, conventions=MILD, measured_heads=2, draws=2**13)
-    return piece, piece.compute()
+    item = Gaps("kms:0.5", (4, 25), heads=3, prompts=2000, conventions=MILD, measured_heads=2, draws=2**13)
+    return item, item.compute()
 
 
 def test_measured_gaps_are_the_exact_ones(small):
@@ -50,9 +53,9 @@ def test_bounds_lie_above(small):
     assert (data.bound_log10 > np.log10(data.exact) + 1).all()
 
 
-def test_a_piece_survives_the_shelf(small, tmp_path):
-    piece, data = small
-    xr.testing.assert_identical(Shelf(tmp_path).keep(piece, data), data)
+def test_a_computation_survives_the_store(small, tmp_path):
+    item, data = small
+    xr.testing.assert_identical(Store(tmp_path).save(item, data, {}), data)
 
 
 def test_the_exact_gaps_are_those_of_plain_averages():
@@ -116,11 +119,11 @@ def test_slopes_and_ratios_are_those_of_power_laws():
 
 def doctored(power: float = -1.0, bump: float = 1.0, off: float = 1.0, error: float = 0.01) -> Results:
     """Results of the quick preset in which every gap is a power of L, but for a bump at the fourth length."""
-    L = np.array(QUICK.short_to_long)
+    L, heads = np.array(SIZES["quick"].short_to_long), SIZES["quick"].heads
     curve = 0.01 * L**power
     curve[3] *= bump
-    tilt = np.linspace(-0.05, 0.05, QUICK.heads)[:, None]
-    sizes = np.linspace(0.5, 1.5, QUICK.heads)[:, None] * np.exp(tilt * np.log(L / L[0]))
+    tilt = np.linspace(-0.05, 0.05, heads)[:, None]
+    sizes = np.linspace(0.5, 1.5, heads)[:, None] * np.exp(tilt * np.log(L / L[0]))
     exact = np.stack([sizes * curve] * 2)
     mean = exact.mean(axis=1)
     shape = ("quantity", "head", "L")
@@ -135,33 +138,34 @@ def doctored(power: float = -1.0, bump: float = 1.0, off: float = 1.0, error: fl
             "measured_mean": (("quantity", "L"), off * mean),
             "measured_mean_stderr": (("quantity", "L"), error * mean),
         },
-        coords={"quantity": ["output", "risk-gradient"], "head": np.arange(QUICK.heads), "L": L},
-        attrs={"measured_heads": QUICK.heads, "bound_refusal": ""},
+        coords={"quantity": ["output", "risk-gradient"], "head": np.arange(heads), "L": L},
+        attrs={"measured_heads": heads, "bound_refusal": ""},
     )
-    return {gaps(QUICK, covariance): data for covariance in COVARIANCES}
+    return {gaps(QUICK, covariance): data.assign_attrs(covariance=covariance) for covariance in COVARIANCES}
 
 
 @pytest.mark.parametrize("key", ["C1", "C2"])
 def test_verdicts_follow_the_data(key):
-    def verdict(settings=QUICK, **how):
-        return CLAIMS[key].judge(settings, doctored(**how)).verdict
+    def verdict(**how):
+        return judged(key, QUICK, doctored(**how)).verdict
 
     assert verdict() == "holds"
     assert verdict(bump=5.0) == "does not hold"  # it does not fall everywhere
     assert verdict(power=-0.2) == "does not hold"  # nor towards 0
     assert verdict(off=1.4) == "does not hold"  # or sampled prompts have another gap
     assert verdict(error=0.2) == "not settled at this preset"
-    assert verdict(PRESETS["smoke"]) == "not settled at this preset"
+    short = {item: data.isel(L=slice(2)) for item, data in doctored().items()}
+    assert judged(key, QUICK, short).verdict == "not settled at this preset"
 
 
-def test_figures_tell_what_they_draw():
+def test_figures_say_what_they_draw():
     results = doctored(power=-0.8, off=1.02)
     for key in ("1a", "1b", "5a", "5b"):
         figure = FIGURES[key]
         data = figure.dataset(QUICK, results)
-        told, (panel,) = " ".join(figure.told(data)), figure.chart(data).panels
-        assert "-0.80" in told
-        assert "1.020 ± 0.00" in told
+        summary, (panel,) = " ".join(figure.summary(data)), figure.chart(data).panels
+        assert "-0.80" in summary
+        assert "1.020 ± 0.00" in summary
         assert {series.role for series in panel.series} == {"measured", "seed", "theory", "bound"}
         line, points = (next(s for s in panel.series if s.role == role) for role in ("theory", "measured"))
         np.testing.assert_allclose(points.y, 1.02 * line.y)

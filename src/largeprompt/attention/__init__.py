@@ -2,6 +2,7 @@
 
 from ._attention import AbstractAttention as AbstractAttention
 from ._attention import Jacobian as Jacobian
+from ._attention import known_kinds as known_kinds
 from ._elementwise import AbstractElementwise as AbstractElementwise
 from ._forms import heads_of as heads_of
 from ._forms import kind_of as kind_of

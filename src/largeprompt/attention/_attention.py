@@ -1,5 +1,5 @@
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -38,6 +38,17 @@ class Jacobian(AbstractShown):
     z: Float[Array, "p D"]
 
 
+def _square(U: Numbers) -> Array:
+    U = checks.matrix("U", U)
+    if U.shape[0] != U.shape[1]:
+        raise ValueError(f"U has shape {tuple(U.shape)}; it must be square, of the tokens' dimension")
+    return U
+
+
+def _matrix(V: Numbers) -> Array:
+    return checks.matrix("V", V)
+
+
 class AbstractAttention(AbstractLayer[Jacobian]):
     r"""Attention in its (U, V) form: $T[\mu](z) = V\,m$, where the layer reads $m$ off the prompt along $u = Uz$.
 
@@ -49,11 +60,14 @@ class AbstractAttention(AbstractLayer[Jacobian]):
     Paper: Section 3 (the (U, V) parametrisation), Proposition 3.4 for the gradients in U and V.
     """
 
-    U: eqx.AbstractVar[Float[Array, "D D"]]
-    V: eqx.AbstractVar[Float[Array, "p D"]]
+    U: Float[Array, "D D"] = eqx.field(converter=_square)
+    V: Float[Array, "p D"] = eqx.field(converter=_matrix)
     kind: ClassVar[str] = ""
     # whether weights grow like e^s: then errors have the tails of tilts, and the 1/L law holds in a regime only
     exponential: ClassVar[bool] = False
+
+    def __check_init__(self):
+        checks.matrix("V", self.V, None, self.dim)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -142,6 +156,19 @@ class AbstractAttention(AbstractLayer[Jacobian]):
     def outputs(self) -> int:
         return self.V.shape[0]
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The matrices of the layer by name."""
+        return {"U": self.U, "V": self.V}
+
+    def with_parameters(self, matrices: Mapping[str, Any]) -> "AbstractAttention":
+        """The same layer with other matrices, by name; nothing is checked."""
+        return eqx.tree_at(lambda layer: (layer.U, layer.V), self, (matrices["U"], matrices["V"]))
+
+    def with_kind(self, kind: str) -> "AbstractAttention":
+        """The same matrices in another kind of attention."""
+        return known_kinds()[kind](self.U, self.V)
+
     def _output(self, mu, z):
         return self.V @ self.reading(mu, self.U @ z)
 
@@ -171,14 +198,6 @@ def known_kinds() -> dict[str, Callable[..., AbstractAttention]]:
 def _place(constructor: Any) -> str:
     found = getattr(constructor, "func", constructor)
     return f"{found.__module__}.{found.__qualname__}"
-
-
-def checked_parameters(U: Numbers, V: Numbers) -> tuple[Array, Array]:
-    """The matrices of a (U, V) form, U square and V with as many columns."""
-    U = checks.matrix("U", U)
-    if U.shape[0] != U.shape[1]:
-        raise ValueError(f"U has shape {tuple(U.shape)}; it must be square, of the tokens' dimension")
-    return U, checks.matrix("V", V, None, U.shape[0])
 
 
 def _derivative(f: Callable[[Array], Array], at: Float[Array, ""]) -> Array:

@@ -6,10 +6,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from largeprompt._typing import Numbers
 from largeprompt.measures._expectation import Expectation, slope_of
 
-from ._attention import AbstractAttention, checked_parameters, register
+from ._attention import AbstractAttention, register
 
 
 class AbstractElementwise(AbstractAttention):
@@ -21,14 +20,8 @@ class AbstractElementwise(AbstractAttention):
     wherever these moments are finite.
     """
 
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
-    normalised: bool = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True, default=False)
     breaks: ClassVar[tuple[float, ...]] = ()
-
-    def __init__(self, U: Numbers, V: Numbers, normalised: bool = False):
-        self.U, self.V = checked_parameters(U, V)
-        self.normalised = bool(normalised)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

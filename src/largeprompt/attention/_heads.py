@@ -1,5 +1,6 @@
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -103,6 +104,20 @@ class Head(AbstractLayer[HeadJacobian]):
     def outputs(self) -> int:
         return (self.V if self.O is None else self.O).shape[0]
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The matrices of the head by name, without O where there is none."""
+        return {name: matrix for name in "KQVO" if (matrix := getattr(self, name)) is not None}
+
+    def with_parameters(self, matrices: Mapping[str, Any]) -> "Head":
+        """The same head with other matrices, by name; nothing is checked."""
+        names = list(self.parameters)
+        return eqx.tree_at(lambda head: [getattr(head, n) for n in names], self, [matrices[n] for n in names])
+
+    def with_kind(self, kind: str) -> "Head":
+        """The same matrices in another kind of attention."""
+        return Head(self.K, self.Q, self.V, self.O, self.scale, kind)
+
     def merged(self) -> AbstractAttention:
         """The same map in its (U, V) form, U = s KᵀQ and V ← OV."""
         V = self.V if self.O is None else self.O @ self.V
@@ -167,6 +182,22 @@ class MultiHead(AbstractLayer[MultiHeadJacobian]):
     @property
     def outputs(self) -> int:
         return self.heads[0].outputs
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The matrices of all heads by name, stacked."""
+        each = [head.parameters for head in self.heads]
+        return {name: jnp.stack([one[name] for one in each]) for name in each[0]}
+
+    def with_parameters(self, matrices: Mapping[str, Any]) -> "MultiHead":
+        """The same heads with other matrices, stacked, by name; nothing is checked."""
+        parts = [{name: stack[i] for name, stack in matrices.items()} for i in range(len(self.heads))]
+        heads = tuple(head.with_parameters(part) for head, part in zip(self.heads, parts, strict=True))
+        return eqx.tree_at(lambda layer: layer.heads, self, heads)
+
+    def with_kind(self, kind: str) -> "MultiHead":
+        """The same matrices in another kind of attention."""
+        return MultiHead([head.with_kind(kind) for head in self.heads])
 
     def _output(self, mu, z):
         return jnp.stack([head._output(mu, z) for head in self.heads]).sum(axis=0)

@@ -2,12 +2,10 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from largeprompt._typing import Numbers
-from largeprompt.measures import AbstractMeasure
+from largeprompt.measures._measure import exponential_second_moment
 
-from ._attention import AbstractAttention, checked_parameters
+from ._attention import AbstractAttention
 
 
 class LinearAttention(AbstractAttention):
@@ -18,12 +16,7 @@ class LinearAttention(AbstractAttention):
     every L. Paper: Appendix B.2.
     """
 
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
     kind: ClassVar[str] = "linear"
-
-    def __init__(self, U: Numbers, V: Numbers):
-        self.U, self.V = checked_parameters(U, V)
 
     def reading(self, mu, u):
         return self.reading_slope(mu, u) @ u
@@ -44,7 +37,7 @@ class LinearAttention(AbstractAttention):
         if tokens is not None or type(other) is not LinearAttention:
             return super().error_covariance(mu, u, other, v, tokens)
         zero, S = jnp.zeros_like(u), self.reading_slope(mu, u)
-        along = lambda s: jax.jvp(lambda s: tilted_second_moment(mu, s), (s,), (v,))[1]  # noqa: E731
+        along = lambda s: jax.jvp(lambda s: exponential_second_moment(mu, s), (s,), (v,))[1]  # noqa: E731
         return jax.jvp(along, (zero,), (u,))[1] - jnp.outer(S @ u, S @ v)
 
     def slope_error(self, mu, u, A, B, tokens=None):
@@ -60,10 +53,3 @@ class LinearAttention(AbstractAttention):
         if other is not None and other.kind == "softmax":
             return other.errors_are_exact(mu, self)
         return other is None or type(other) is LinearAttention or super().errors_are_exact(mu, other)
-
-
-def tilted_second_moment(mu: AbstractMeasure, s: Float[Array, " D"]) -> Float[Array, "D D"]:
-    """E zzᵀ e^{⟨s,z⟩}, whose derivatives at 0 are moments of higher order."""
-    tilted = mu._tilt(s)
-    mean = tilted._mean()
-    return jnp.exp(mu._cgf(s)) * (tilted._cov() + jnp.outer(mean, mean))

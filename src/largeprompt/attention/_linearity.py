@@ -8,16 +8,19 @@ from largeprompt.measures import AbstractMeasure, as_measure
 
 from ._attention import AbstractAttention
 from ._forms import heads_of
+from ._kinds import attention_of
 from ._layer import AbstractLayer, map_queries
 
 
-def nonlinearity(mu: AbstractMeasure, theta: VectorLike) -> Float[Array, " D"]:
-    r"""How far $\nabla\Lambda$ is from linear, $\nabla\Lambda(\theta)-\nabla\Lambda(0)-\nabla^2\Lambda(0)\theta$.
+def nonlinearity(mu: AbstractMeasure, theta: VectorLike, kind: str = "softmax") -> Float[Array, " D"]:
+    r"""How far what attention reads along $\theta$ is from affine, $m(\theta)-m(0)-m'(0)\theta$.
 
-    Zero at every $\theta$ for every Gaussian, and for no other law. Paper: Lemma 2.1 and the remark after it.
+    For softmax $m = \nabla\Lambda$: it is zero at every $\theta$ for every Gaussian, and for no other law.
+    Paper: Lemma 2.1 and the remark after it.
     """
     theta = checks.vector("theta", theta, as_measure("mu", mu).dim)
-    return checks.result("the nonlinearity", mu._tilt(theta)._mean() - (mu._mean() + mu._cov() @ theta))
+    eye = jnp.eye(mu.dim, dtype=theta.dtype)
+    return checks.result("the nonlinearity", _nonlinearity(attention_of(kind)(eye, eye), mu, theta))
 
 
 def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: BatchLike) -> Float[Array, ""]:
@@ -54,11 +57,11 @@ def _linear_and_missed(
         return linear, map_queries(layer, mu, queries) - layer._output(mu, origin) - linear
     missed = jnp.zeros_like(linear)
     for head in heads:  # head by head, so that what is 0 on a Gaussian is 0 without rounding
-        missed += jax.vmap(lambda u, head=head: _remainder(head, mu, u))(queries @ head.U.T) @ head.V.T
+        missed += jax.vmap(lambda u, head=head: _nonlinearity(head, mu, u))(queries @ head.U.T) @ head.V.T
     return linear, missed
 
 
-def _remainder(head: AbstractAttention, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, " D"]:
-    """What a reading is more than its first-order expansion in u; for softmax `nonlinearity`."""
+def _nonlinearity(head: AbstractAttention, mu: AbstractMeasure, u: Float[Array, " D"]) -> Float[Array, " D"]:
+    """What a reading is more than its expansion to first order in u."""
     zero = jnp.zeros_like(u)
     return head.reading(mu, u) - (head.reading(mu, zero) + head.reading_slope(mu, zero) @ u)

@@ -2,12 +2,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from largeprompt._typing import Numbers
+from largeprompt.measures._measure import exponential_second_moment
 
-from ._attention import AbstractAttention, checked_parameters
-from ._linear import LinearAttention, tilted_second_moment
+from ._attention import AbstractAttention
+from ._linear import LinearAttention
 
 
 class SoftmaxAttention(AbstractAttention):
@@ -19,13 +18,8 @@ class SoftmaxAttention(AbstractAttention):
     Paper: Section 2.
     """
 
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
     kind: ClassVar[str] = "softmax"
     exponential: ClassVar[bool] = True
-
-    def __init__(self, U: Numbers, V: Numbers):
-        self.U, self.V = checked_parameters(U, V)
 
     def reading(self, mu, u):
         return mu._tilt(u)._mean()
@@ -52,8 +46,8 @@ class SoftmaxAttention(AbstractAttention):
             return jnp.exp(mu._cgf(u + v) - mu._cgf(u) - mu._cgf(v)) * (both._cov() + product)
         if tokens is None and type(other) is LinearAttention:
             tilted, zero = mu._tilt(u), jnp.zeros_like(u)
-            third = jax.jvp(lambda s: tilted_second_moment(tilted, s), (zero,), (v,))[1]
-            return third - jnp.outer(tilted._mean(), tilted_second_moment(tilted, zero) @ v)
+            third = jax.jvp(lambda s: exponential_second_moment(tilted, s), (zero,), (v,))[1]
+            return third - jnp.outer(tilted._mean(), exponential_second_moment(tilted, zero) @ v)
         return super().error_covariance(mu, u, other, v, tokens)
 
     def slope_error(self, mu, u, A, B, tokens=None):

@@ -73,16 +73,19 @@ def concentration(
     """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study, place = _study(config, given), device_for(device, "jax")
-    from largeprompt.paper import concentration as told
+    from largeprompt.paper.drawing import draw
+
+    from ._charts import concentration_chart
+    from ._tables import concentration_tables
 
     ready(out, "concentration")
     with View() as view:
         data = study.run(view, device=place)
-    files = written(out, "concentration", told.picture(data), data)
+    files = written(out, "concentration", draw(concentration_chart(data)), data)
     if as_json:
         print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
     else:
-        show(told.tables(data), width=100)
+        show(concentration_tables(data), width=100)
         name_files(files)
 
 
@@ -117,7 +120,8 @@ def prompt_length(
     import jax
 
     from largeprompt.concentration import prompt_length_for
-    from largeprompt.paper.concentration import prompt_length_lines
+
+    from ._tables import prompt_length_lines
 
     subject = (study.attention, study.tokens, study.queries, chosen, jax.random.key(study.seed))
     options: Any = {

@@ -1,15 +1,13 @@
-"""The least risks and the flows of one task."""
+"""The least risks and the flows of one task, without sampling a prompt. Paper: Sections 4 and 5, Appendix A."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app, errors
-from ._output import name_files, print_json, progress, ready, records, show, written
-
-if TYPE_CHECKING:
-    import xarray as xr
+from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
+from ._output import name_files, print_json, ready, records, remark, show, written
+from ._view import View
 
 
 @app.command()
@@ -23,18 +21,26 @@ def optima(
 ) -> None:
     """The least in-context risk of softmax and linear attention beside the Bayes risk, by prompt length, exactly."""
     from largeprompt import lab
-    from largeprompt.paper import drawing, learning, tables
+    from largeprompt.icl._bayes import EXACT_RANK
+    from largeprompt.paper import drawing
+    from largeprompt.paper.experiments.figure_2 import Levels
 
-    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, lengths=lab.lengths_from(lengths, "--L"))
+    from . import _charts, _tables
+
+    levels = Levels(sigma, lab.lengths_from(lengths, "--L"), None, d, noise)
+    _check(sigma, d, noise)
     ready(out, "optima")
-    if settings.remark:
-        errors.print(f"largeprompt: {settings.remark}", highlight=False, soft_wrap=True, markup=False)
-    data = _optima(settings)
-    files = written(out, "optima", drawing.draw(learning.optima_chart(data)), data)
+    if d > EXACT_RANK:
+        remark(f"d is {d}: beyond {EXACT_RANK} the Bayes risk is sampled, which may take minutes for each length")
+    with View() as view:
+        found = levels.compute(view)[["linear", "softmax", "Bayes"]]
+    attributes = {"paper": "arXiv:2512.11784", "d": d, "noise": noise, "risk": "half the mean squared error"}
+    data = found.expand_dims(covariance=[sigma]).assign(floor=noise / 2).drop_attrs().assign_attrs(attributes)
+    files = written(out, "optima", drawing.draw(_charts.optima_chart(data)), data)
     if as_json:
         print_json(files, {"optima": records(data)})
     else:
-        show(tables.optima_tables(data))
+        show(_tables.optima_tables(data))
         name_files(files)
 
 
@@ -51,30 +57,28 @@ def flows(
 ) -> None:
     """Gradient flows of softmax attention at finite lengths beside the infinite-prompt flow: distances and risks."""
     from largeprompt import lab
-    from largeprompt.paper import drawing, learning, tables
-    from largeprompt.paper.figures.flows import chart
+    from largeprompt.paper import drawing
+    from largeprompt.paper.experiments.flows import Ladder, by_covariance, chart
 
-    ladder = lab.lengths_from(lengths, "--L")
-    settings = learning.Settings(covariances=(sigma,), d=d, noise=noise, ladder=ladder, time=time, alpha=alpha)
+    from . import _tables
+
+    ladder = Ladder(sigma, lab.lengths_from(lengths, "--L"), time, alpha, d, noise)
+    _check(sigma, d, noise)
     ready(out, "flows")
-    data = _flows(settings)
+    with View() as view:
+        data = by_covariance({sigma: ladder.compute(view)})
     files = written(out, "flows", drawing.draw(chart(data)), data)
     if as_json:
         print_json(files, {"flows": records(data)})
     else:
-        show(tables.flow_tables(data))
+        show(_tables.flow_tables(data))
         name_files(files)
 
 
-def _optima(settings) -> "xr.Dataset":
-    from largeprompt.paper import learning
+def _check(sigma: str, d: int, noise: float) -> None:
+    """Refuse what makes no regression, before any work."""
+    from largeprompt import _checks as checks
+    from largeprompt.icl import LinearRegression, covariance_named
 
-    with progress("least risks", len(settings.covariances) * len(settings.lengths)) as done:
-        return learning.optima(settings, done)
-
-
-def _flows(settings) -> "xr.Dataset":
-    from largeprompt.paper import learning
-
-    with progress("following flows", len(settings.covariances) * (len(settings.ladder) + 1)) as done:
-        return learning.ladder(settings, done)
+    checks.count("d", d)
+    LinearRegression.experiment(covariance_named(sigma, d), noise)

@@ -1,5 +1,6 @@
 """The executable paper: every figure, every claim, the report."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from ._train import Folder
 from ._view import View
 
 if TYPE_CHECKING:
-    from largeprompt.paper import Conventions, Settings
+    from largeprompt.paper import Choice, Job, Plan
 
 Preset = Annotated[
     str | None,
@@ -49,31 +50,27 @@ def reproduce(
 ) -> None:
     """Make every figure of the paper and judge every claim: pictures, data, a ledger and a report."""
     from largeprompt import lab, paper
-    from largeprompt.paper.ledger import ledger_table
 
-    given = {"preset": preset, "figures": figures, "seeds": seeds, "score-scale": score_scale}
-    given |= {"loss-factor": loss_factor, "query-sigma": query_sigma, "store": store}
-    also = [f"--{name}" for name, value in given.items() if value is not None]
-    if resume and also:
-        raise ValueError(f"--resume takes all settings from {out}; leave out {', '.join(also)}")
+    from ._tables import ledger_table
+
     if resume:
-        choice = paper.kept_choice(out)
+        given = {"preset": preset, "figures": figures, "seeds": seeds, "score-scale": score_scale}
+        given |= {"loss-factor": loss_factor, "query-sigma": query_sigma, "store": store}
+        also = [f"--{name}" for name, value in given.items() if value is not None]
+        if also:
+            raise ValueError(f"--resume takes all settings from {out}; leave out {', '.join(also)}")
+        choice, store = paper.kept_choice(out)
     else:
-        choice = {
-            "preset": preset or "quick",
-            "figures": _keys("--figures", figures),
-            "seeds": seeds,
-            "conventions": _conventions(score_scale, loss_factor, query_sigma),
-            "store": store,
-        }
-    job = paper.job_of(**choice, out=out, jobs=jobs, device=_device(device))
-    plan = _planned(job, as_json, out=None if estimate else out)
+        choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
+        choice = dataclasses.replace(choice, figures=_keys("--figures", figures))
+    job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
+    plan = _planned(job, as_json, None if estimate else out)
     if estimate:
         if as_json:
             print_json([], {"estimate": {"seconds": plan.seconds, "sentence": plan.sentence}})
         return
-    with _followed(plan, out, as_json) as listener:
-        made = job.reproduce(plan, listener)
+    with _in_view(out, as_json) as view:
+        made = job.reproduce(plan, view)
     if as_json:
         print_json(list(made.files), {"run": made.account, "ledger": made.ledger})
         return
@@ -96,20 +93,21 @@ def figure(
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Make one figure: its pictures and data, from what is in --out already or made anew."""
+    """Make one figure: its pictures and data, from what is in --out already or made now."""
     from largeprompt import paper
-    from largeprompt.paper.figures import FIGURES
+    from largeprompt.paper.experiments import FIGURES
 
-    settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
-    job = paper.Job(settings, out, figures=(key,), claims=(), jobs=jobs, store=store, device=_device(device))
+    choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
+    choice = dataclasses.replace(choice, figures=(key,), claims=())
+    job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
     plan = _planned(job, as_json, out)
-    with _followed(plan, out, as_json) as listener:
-        datasets, files = job.make_figures(plan, listener)
-    told = {key: FIGURES[key].told(data) for key, data in datasets.items()}
+    with _in_view(out, as_json) as view:
+        datasets, files = job.make_figures(plan, view)
+    summaries = {key: FIGURES[key].summary(data) for key, data in datasets.items()}
     if as_json:
-        print_json(files, {"figures": told})
+        print_json(files, {"figures": summaries})
         return
-    for key, lines in told.items():
+    for key, lines in summaries.items():
         screen.print(f"{FIGURES[key].name}. {FIGURES[key].title}", style="bold", highlight=False)
         for line in lines:
             screen.print(line, highlight=False, markup=False)
@@ -132,16 +130,17 @@ def verify(
 ) -> None:
     """Judge claims of the paper: what was measured, with its error, and a verdict by one rule."""
     from largeprompt import paper
-    from largeprompt.paper.ledger import claim_lines, ledger_table
+    from largeprompt.paper.experiments import CLAIMS
 
-    settings = _settings(preset, seeds, score_scale, loss_factor, query_sigma)
+    from ._tables import claim_lines, ledger_table
+
+    choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
     keys = _keys("--claims", claims)
-    job = paper.Job(
-        settings, out, figures=(), claims=keys, errata=keys is None, jobs=jobs, store=store, device=_device(device)
-    )
+    choice = dataclasses.replace(choice, figures=(), claims=tuple(CLAIMS) if keys is None else keys)
+    job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
     plan = _planned(job, as_json, out)
-    with _followed(plan, out, as_json) as listener:
-        ledger = job.ledger(job.carry_out(plan, listener))
+    with _in_view(out, as_json) as view:
+        ledger = job.ledger(job.datasets(plan, view))
     if as_json:
         print_json([], ledger)
         return
@@ -152,7 +151,7 @@ def verify(
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished reproduction.")] = Path("results"),
 ) -> None:
-    """Write the report of a reproduction anew."""
+    """Write the report of a reproduction again."""
     from largeprompt import paper
     from largeprompt.lab import writable_folder
 
@@ -163,21 +162,11 @@ def report(
     name_files(files)
 
 
-def _device(device: str) -> Any:
-    return device_for(device, "cuda")
+def _choice(preset: str | None, seeds: int | None, *conventions: Any) -> "Choice":
+    from largeprompt.paper import Choice, Conventions
 
-
-def _conventions(score_scale: float | None, loss_factor: float | None, query_sigma: str | None) -> "Conventions":
-    from largeprompt.paper import Conventions
-
-    given: Any = {"score_scale": score_scale, "loss_factor": loss_factor, "query_sigma": query_sigma}
-    return Conventions(**{name: value for name, value in given.items() if value is not None})
-
-
-def _settings(preset: str | None, seeds: int | None, *conventions: Any) -> "Settings":
-    from largeprompt.paper import settings_for
-
-    return settings_for(preset or "quick", seeds=seeds, conventions=_conventions(*conventions))
+    given = zip(("score_scale", "loss_factor", "query_sigma"), conventions, strict=True)
+    return Choice(preset or "quick", seeds, Conventions(**{name: value for name, value in given if value is not None}))
 
 
 def _keys(name: str, text: str | None) -> tuple[str, ...] | None:
@@ -189,28 +178,27 @@ def _keys(name: str, text: str | None) -> tuple[str, ...] | None:
     return keys
 
 
-def _planned(job: Any, quiet: bool, out: Path | None) -> Any:
+def _planned(job: "Job", quiet: bool, out: Path | None) -> "Plan":
     """What there is to do, said before it begins."""
     if out is not None:
         from largeprompt.lab import writable_folder
 
-        writable_folder(out, "--out", folders=("figures", "pieces", "report"))
+        writable_folder(out, "--out", folders=("figures", "report"))
         job.store.check_writable()
     with View() as view:
         plan = job.plan(view)
     if not quiet:
-        screen.print(f"{job.settings.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
+        screen.print(f"{job.choice.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
         if job.out_of_reach:
-            few = f"{job.settings.seeds} seed{'s' if job.settings.seeds > 1 else ''} cannot settle"
+            seeds = job.choice.protocol.seeds
+            few = f"{seeds} seed{'s' if seeds > 1 else ''} cannot settle {', '.join(job.out_of_reach)}"
             enough = max(claim.seeds for claim in job.claims if claim.key in job.out_of_reach)
-            screen.print(f"{few} {', '.join(job.out_of_reach)}; --seeds {enough} may", highlight=False, soft_wrap=True)
+            screen.print(f"{few}; --seeds {enough} may", highlight=False, soft_wrap=True)
     return plan
 
 
-def _followed(plan: Any, out: Path, quiet: bool) -> Any:
-    from ._paper_bars import PaperBars
-
+def _in_view(out: Path, quiet: bool) -> Any:
     if not quiet:
-        told = f"into {out}; Ctrl-C keeps what is done, and the same command goes on"
-        errors.print(told, style="dim", highlight=False, soft_wrap=True)
-    return interruptible(PaperBars(plan), lambda: f"what is done is kept in {out}")
+        line = f"into {out}; Ctrl-C keeps what is done, and the same command goes on"
+        errors.print(line, style="dim", highlight=False, soft_wrap=True)
+    return interruptible(View(), lambda: f"what is done is kept in {out}")

@@ -97,7 +97,10 @@ def _risk(
 ) -> None:
     """The risk of what a run has trained at other lengths, beside the best layers there and the Bayes risk."""
     from largeprompt import lab
-    from largeprompt.paper import drawing, learning, tables
+    from largeprompt.paper import drawing
+
+    from ._charts import length_chart
+    from ._tables import length_table
 
     folder = _opened(store)
     asked = lab.listed_lengths(lengths, "--L")
@@ -113,7 +116,7 @@ def _risk(
         data = lab.risks_by_length(found, asked, **options, progress=view)
     if plot is not None:
         with interrupts.raised(), lab.replacing(plot) as path:
-            drawing.save(drawing.draw(learning.length_chart(data)), path)
+            drawing.save(drawing.draw(length_chart(data)), path)
     files = [] if plot is None else [plot]
     if as_json:
         told = records(data)
@@ -121,7 +124,7 @@ def _risk(
             row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
         print_json(files, {**told, "test": test})
         return
-    show([tables.length_table(data)], width=100)
+    show([length_table(data)], width=100)
     if files:
         name_files(files)
 

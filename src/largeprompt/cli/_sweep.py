@@ -90,7 +90,8 @@ def _hush_dask() -> None:
 
 def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome", as_json: bool) -> None:
     from largeprompt import lab
-    from largeprompt.paper import training
+
+    from ._tables import training_tables
 
     lost = {failed.run.key for failed in outcome.failed}
     good = [run.key for run in runs if run.key not in lost] if len(runs) <= _MANY else []
@@ -109,7 +110,7 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
         print_json([], {"store": store.location, **counts, "failed": failed, "rows": rows})
     else:
         if rows:
-            show(training.tables(rows), width=120)
+            show(training_tables(rows), width=120)
         there = f"{outcome.finished} of {outcome.runs} runs are finished, {outcome.found} were before"
         screen.print(f"{there}; they are in {store.location}", markup=False, highlight=False, soft_wrap=True)
     for message in damaged:
@@ -127,8 +128,8 @@ def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedul
 
     from largeprompt import lab
 
-    at_work = lab.runs_at_work(scheduler, store) if scheduler is not None else None
-    found = lab.standings(store, runs, at_work)
+    at_work = lab.running_runs(scheduler, store) if scheduler is not None else None
+    found = lab.statuses(store, runs, at_work)
     counts = lab.counted(found)
     if as_json:
         told = [{"hash": standing.key, **standing._asdict()} for standing in found]

@@ -144,10 +144,13 @@ def _carried_out(
 
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
-    from largeprompt.paper import training
+    from largeprompt.paper.drawing import draw
+
+    from ._charts import training_chart
+    from ._tables import rows_as_dataset, training_tables
 
     rows = lab.summary(results)
-    files = written(out, "training", training.risks(results), training.rows_as_dataset(rows))
+    files = written(out, "training", draw(training_chart(results)), rows_as_dataset(rows))
     if as_json:
         runs = [
             {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
@@ -155,7 +158,7 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
         ]
         print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
     else:
-        show(training.tables(rows), width=120)
+        show(training_tables(rows), width=120)
         name_files(files)
 
 

@@ -1,12 +1,12 @@
 """How near a finite prompt is to its limit: measured, predicted and bounded."""
 
 from . import bounds as bounds
-from ._asymptotics import Rates as Rates
-from ._asymptotics import output_bias as output_bias
-from ._asymptotics import output_covariance as output_covariance
-from ._asymptotics import rates as rates
 from ._comparison import Comparison as Comparison
 from ._comparison import compare as compare
+from ._constants import Rates as Rates
+from ._constants import output_bias as output_bias
+from ._constants import output_covariance as output_covariance
+from ._constants import rates as rates
 from ._deviation import Deviation as Deviation
 from ._deviation import deviation as deviation
 from ._fit import RateFit as RateFit
@@ -15,8 +15,8 @@ from ._length import PromptLength as PromptLength
 from ._length import prompt_length_for as prompt_length_for
 from ._prediction import Prediction as Prediction
 from ._prediction import predict as predict
-from ._quantities import OF_RISK as OF_RISK
-from ._quantities import QUANTITIES as QUANTITIES
+from ._problem import OF_RISK as OF_RISK
+from ._problem import QUANTITIES as QUANTITIES
 from ._regime import Regime as Regime
 from ._regime import breakdown_exponent as breakdown_exponent
 from ._regime import spread as spread

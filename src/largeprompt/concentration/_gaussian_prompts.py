@@ -1,12 +1,12 @@
-r"""Gaussian prompts, drawn exactly in law through the few numbers that attention sees of each: one query a prompt.
+r"""Gaussian prompts, drawn exactly in law through their sufficient statistics, one query for each prompt.
 
 Tokens are $z = m + C\zeta$, $\zeta$ standard normal in $r$ dimensions. The score of a query $u = Uz_q$ is $\beta g$, $g
 = e\cdot\zeta$ along $e = C^\top u/\beta$; a value $V_i\cdot z$ needs the direction $C^\top V_i$ too. In an orthonormal
 basis E of these directions $h = E^\top\zeta$ is standard normal, and for coefficients $\kappa_l$ that depend on
-$h_1,\dots,h_L$ only, $$\sum_l\kappa_l\zeta_l = E\sum_l\kappa_lh_l +
-(I-EE^\top)\,\Xi\,(\kappa^\top\kappa)^{1/2},\qquad\Xi\ \text{normal}:$$ one normal a token for the output, whatever the
-dimension, and one more for each output row for its gradients. Linear attention sees a Wishart matrix, whose cost does
-not grow with the length at all.
+$h_1,\dots,h_L$ only,
+$$\sum_l\kappa_l\zeta_l = E\sum_l\kappa_lh_l + (I-EE^\top)\,\Xi\,(\kappa^\top\kappa)^{1/2},\qquad\Xi\ \text{normal}:$$
+each token takes one normal for the output, whatever the dimension, and one more for each output row for its gradients.
+Linear attention sees a Wishart matrix, whose cost does not grow with the length at all.
 """
 
 import functools
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from largeprompt._device import Device
+from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractAttention, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
-from ._quantities import Form
+from ._squares import QuadraticForm
 
 _ROOM = 2**23  # numbers held at once
 _MATRICES = 2**26  # numbers of the matrices that linear attention sees
-_LONGEST = 2**32  # normals a prompt that the compiled sums can count
+_LONGEST = 2**32  # normals of one prompt that the compiled sums can count
 
 
 class GaussianPrompts:
@@ -41,9 +41,8 @@ class GaussianPrompts:
     @classmethod
     def of(cls, attention: AbstractAttention, mu: AbstractMeasure) -> "GaussianPrompts | None":
         """Where it applies: softmax or linear attention on a Gaussian law that is no point."""
-        if not isinstance(mu, Gaussian) or kind_of(attention) is None or not np.any(np.asarray(mu.Gamma)):
-            return None
-        return cls(attention, mu)
+        known = kind_of(attention) is not None
+        return cls(attention, mu) if known and isinstance(mu, Gaussian) and np.any(np.asarray(mu.Gamma)) else None
 
     def serves(self, L: int, slopes: bool) -> bool:
         """Whether prompts of this length can be drawn so."""
@@ -55,13 +54,13 @@ class GaussianPrompts:
 
     def squares(
         self,
-        forms: Sequence[Form],
+        forms: Sequence[QuadraticForm],
         queries: Float[np.ndarray, "b D"],
         L: int,
         seed: int,
         start: int,
         query_in_prompt: bool,
-        device: Device = "auto",
+        device: DeviceName = "cpu",
     ) -> list[Float[np.ndarray, " b"]]:
         """The squared differences from the limit of each form, a fresh prompt for each query; `start` counts them."""
         slopes = any(form.slopes for form in forms)
@@ -79,11 +78,8 @@ class GaussianPrompts:
                 parts.append([_square(form, dm, dHV, z) for form in forms])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
-    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: Device):
-        from largeprompt.engine import (
-            gaussian_prompt_sums,
-            sum_count,
-        )  # imports a compiler
+    def _softmax(self, z, L: int, seed: int, start: int, slopes: bool, query_in_prompt: bool, device: DeviceName):
+        from largeprompt.engine import gaussian_prompt_sums, sum_count  # which imports a compiler
 
         rng = np.random.default_rng([seed, L, start])
         u = z @ self.U.T
@@ -154,10 +150,10 @@ class GaussianPrompts:
         return np.einsum("bij,bj->bi", dS, z @ self.U.T), dS @ self.V.T if slopes else None
 
 
-def _square(form: Form, dm, dHV, z) -> Float[np.ndarray, " b"]:
+def _square(form: QuadraticForm, dm, dHV, z) -> Float[np.ndarray, " b"]:
     total = np.einsum("bi,ij,bj->b", dm, np.asarray(form.M), dm)
-    for A, _, N in form.slopes:  # B is VᵀV in every form of a layer
-        total += np.einsum("bip,ij,bjp->b", dHV, np.asarray(A), dHV, optimize=True) * np.einsum(
+    for _, B, N in form.slopes:  # A is VᵀV in every form of a head, and ΔH is symmetric
+        total += np.einsum("bip,ij,bjp->b", dHV, np.asarray(B), dHV, optimize=True) * np.einsum(
             "bi,ij,bj->b", z, np.asarray(N), z
         )
     return total

@@ -10,15 +10,15 @@ from largeprompt import _checks as checks
 from largeprompt._device import Device, resolve_device
 from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractLayer
+from largeprompt.measures._worth import FewTokensWarning
 
 from . import bounds
 from ._deviation import LONGEST as LONGEST_DRAWN
 from ._deviation import deviation
 from ._gap_lengths import lengths_for_a_gap
-from ._prediction import LONGEST, Prediction, predict
-from ._quantities import OF_RISK, NotPredictedError, Queries, Tokens
-from ._regime import Regime
-from ._stand_in import FewTokensWarning
+from ._prediction import Prediction, predict
+from ._problem import OF_RISK, NotPredictedError, Queries, Tokens
+from ._regime import LONGEST, Regime
 
 _AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
 _RESOLUTION = 0.05  # of a length that is found by measuring
@@ -189,8 +189,8 @@ def _whole(log_L: float) -> int:
 
 
 def _bounded(layer, mu, nu, quantity: str, epsilon: float, query_in_prompt: bool) -> tuple[float, str]:
-    def at(log_L: float) -> bounds.Bound:
-        return bounds.bound(layer, mu, nu, quantity=quantity, query_in_prompt=query_in_prompt, log_L=log_L)
+    def at(L: bounds.LogLength) -> bounds.Bound:
+        return bounds.bound(layer, mu, nu, L, quantity, query_in_prompt=query_in_prompt)
 
     try:
         log_L = bounds.length_for(at, epsilon if quantity in OF_RISK else epsilon**2)

@@ -1,4 +1,4 @@
-r"""How queries are drawn: from their law, or for Gaussian ones from a wider Gaussian and weighed back.
+r"""How queries are drawn: from their law, or for Gaussian ones from a wider Gaussian and importance-weighted.
 
 The squared error at a query grows like $e^{\nu(z)}$, so that a plain mean over queries is made by a few rare ones.
 Drawn from the law tilted by $e^{t\nu}$, which for N(m, S) is a wider Gaussian about m, each carries the weight $\det
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from largeprompt.attention import AbstractAttention, kind_of
+from largeprompt.attention import AbstractAttention
 from largeprompt.measures import AbstractMeasure, Gaussian
 
 from ._spectrum import spectrum
@@ -23,7 +23,7 @@ _WIDEST = 0.8  # 2tθ²: at most 1/√(1-0.8) = 2.2 times as wide
 
 
 class PlainQueries(eqx.Module):
-    """From their law."""
+    """Queries of their law, of equal weight."""
 
     nu: AbstractMeasure
 
@@ -34,7 +34,7 @@ class PlainQueries(eqx.Module):
 
 
 class WiderQueries(eqx.Module):
-    """From a Gaussian that is wider where scores are."""
+    """Queries of a Gaussian that is wider where scores are, each with its importance weight."""
 
     m: Float[Array, " D"]
     R: Float[Array, "D r"]
@@ -47,15 +47,17 @@ class WiderQueries(eqx.Module):
         return self.m + xi @ self.R.T, jnp.exp(log_weight)
 
 
-def query_draws(heads: Sequence[AbstractAttention], mu: AbstractMeasure, nu: AbstractMeasure, widen: bool):
-    """The wider draws where they apply and are asked for: softmax, Gaussian queries, tokens with Gaussian ends.
+def query_draws(
+    heads: Sequence[AbstractAttention], mu: AbstractMeasure, nu: AbstractMeasure, widen: bool
+) -> PlainQueries | WiderQueries:
+    """The wider draws where they apply and are asked for: exponential kinds, Gaussian queries, Gaussian ends of tokens.
 
     Of several heads, that with the widest scores sets how much wider: the weights make up for any choice.
     """
-    tails, soft = mu.tails(), [np.asarray(head.U, float) for head in heads if kind_of(head) == "softmax"]
-    if not widen or tails is None or not isinstance(nu, Gaussian) or not soft:
+    tails, exponential = mu.tails(), [np.asarray(head.U, float) for head in heads if head.exponential]
+    if not widen or tails is None or not isinstance(nu, Gaussian) or not exponential:
         return PlainQueries(nu)
-    spectra = [spectrum(U.T @ np.asarray(Gamma, float) @ U, nu.Gamma) for Gamma in tails for U in soft]
+    spectra = [spectrum(U.T @ np.asarray(Gamma, float) @ U, nu.Gamma) for Gamma in tails for U in exponential]
     weights, axes = max(spectra, key=lambda found: found[0][-1])
     if weights[-1] <= 0:
         return PlainQueries(nu)

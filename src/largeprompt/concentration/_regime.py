@@ -11,15 +11,24 @@ typical token, $r = z^\top Uz-\nu/2$, and adds $L^{-1/(2\rho)}$, $\rho$ the larg
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import numpy as np
 
 from largeprompt._display import AbstractShown
-from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of, summed_heads
-from largeprompt.measures import AbstractMeasure
+from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of
+from largeprompt.measures import AbstractMeasure, Gaussian
 
+from ._constants import Heads, summed_heads
+from ._problem import Problem
+from ._query_averages import Average, GaussianQueries, Nodes
 from ._spectrum import spectrum
+from ._squares import HeadsSquare, QuadraticForm
+
+LONGEST = 1e60  # the exact moments are known up to here
+_CLOSE = 0.1  # of c/L, where it begins to serve
+_SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
 
 
 class Regime(AbstractShown):
@@ -67,29 +76,30 @@ class Regime(AbstractShown):
 def spread(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
     r"""$\theta^2$, the largest over the Gaussians in which tokens and queries end; nan where these are not known.
 
-    Of several softmax heads the largest, and 0 for linear attention.
+    Of several softmax heads the largest; 0 for kinds of attention whose weights do not grow like $e^s$, and nan for
+    such kinds other than softmax.
     """
-    return _over_heads(layer, mu, nu, lambda Gamma, U: U.T @ Gamma @ U, max)
+    return _over_heads(summed_heads(layer), mu, nu, lambda Gamma, U: U.T @ Gamma @ U, max)
 
 
-def own_weight(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
+def own_weight(heads: Heads, mu: AbstractMeasure, nu: AbstractMeasure) -> float:
     r"""$\rho$, that of the query's own weight: the largest eigenvalue over queries of $z^\top Uz-\nu/2$, at least 0."""
-    found = _over_heads(layer, mu, nu, lambda Gamma, U: (U + U.T - U.T @ Gamma @ U) / 2, min)
+    found = _over_heads(heads, mu, nu, lambda Gamma, U: (U + U.T - U.T @ Gamma @ U) / 2, min)
     return found if math.isnan(found) else max(found, 0.0)
 
 
-def _over_heads(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens) -> float:
-    soft = [head for head in summed_heads(layer) if kind_of(head) == "softmax"]
-    return float(np.max([_largest(mu, nu, form, over_tokens, head) for head in soft])) if soft else 0.0  # keeps nan
+def _over_heads(heads: Heads, mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens) -> float:
+    found = [_largest(mu, nu, form, over_tokens, head) for head in heads if head.exponential]
+    return float(np.max(found)) if found else 0.0  # keeps nan
 
 
-def _largest(mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens, attention: AbstractAttention) -> float:
+def _largest(mu: AbstractMeasure, nu: AbstractMeasure, form, over_tokens, head: AbstractAttention) -> float:
     tokens, queries = mu.tails(), nu.tails()
     if queries is not None and all(not np.any(np.asarray(S)) for S in queries):
         return 0.0
-    if tokens is None or queries is None:
+    if tokens is None or queries is None or kind_of(head) != "softmax":
         return math.nan
-    U = np.asarray(attention.U, float)
+    U = np.asarray(head.U, float)
     return max(
         over_tokens(float(spectrum(form(np.asarray(Gamma, float), U), S)[0][-1]) for Gamma in tokens) for S in queries
     )
@@ -101,6 +111,83 @@ def breakdown_exponent(spread: float) -> float:
 
 
 def exponent(spread: float, rho: float) -> float:
-    """With the query's own weight, where it is in the prompt: the slower of the two."""
+    """The exponent with the query's own weight, where it is in the prompt: the slower of the two."""
     own = math.inf if not rho > 0 else 1 / (2 * rho)
     return min(breakdown_exponent(spread) if not math.isnan(spread) else 1.0, own)
+
+
+def regime_of(
+    problem: Problem,
+    heads: Heads,
+    square: HeadsSquare,
+    queries: Nodes | GaussianQueries,
+    constant: Average,
+    spread: float,
+) -> Regime:
+    """The regime of a mean over queries with this constant and this spread."""
+    rho = own_weight(heads, problem.mu, problem.nu) if problem.query_in_prompt else 0.0
+    power = exponent(spread, rho)
+    if spread >= 0.5 or power < 1:
+        return Regime("slower than 1/L", power, spread, math.nan, math.nan)
+    if all(kind_of(head) == "linear" for head in heads):
+        return Regime("1/L", 1.0, 0.0, 1.0, 1.0)
+    # that of several heads is that of the last of them to reach it; where heads nearly cancel it may be later
+    each = [(math.nan, math.nan)]
+    for head, form in zip(heads, square.each, strict=True):
+        if kind_of(head) == "softmax":
+            own = constant if len(heads) == 1 else _own_constant(queries, head, form)
+            each.append(_scales(problem.mu, queries, head, form, own))
+    dominated, onset = (float(np.fmax.reduce(lengths)) for lengths in zip(*each, strict=True))
+    if math.isnan(spread):
+        return Regime("unknown", 1.0, spread, onset, dominated)
+    return Regime("1/L", 1.0, spread, onset, dominated).at(max(problem.lengths))
+
+
+def _own_constant(queries: Nodes | GaussianQueries, head: AbstractAttention, form: QuadraticForm) -> Average:
+    """That of a form of one of several heads."""
+    return queries.constant((head,), HeadsSquare((form,), None))
+
+
+def _scales(
+    mu: AbstractMeasure,
+    queries: Nodes | GaussianQueries,
+    head: AbstractAttention,
+    form: QuadraticForm,
+    constant: Average,
+) -> tuple[float, float]:
+    r"""Lengths up to which single tokens dominate, and from which c/L is good to a tenth, for a softmax head.
+
+    The first is that at which the tilted prompt is worth one token, $e^{\Lambda(2\theta)-2\Lambda(\theta)}$, at the
+    queries that make the constant. The second is exact for the output on Gaussian tokens, and else guessed from the
+    size of the next order, which for heavy tails is too soon.
+    """
+    dominated, second = queries.scales(head, constant)
+    guess = _SECOND / _CLOSE * second
+    if not isinstance(mu, Gaussian):
+        return dominated, max(1.0, guess)
+    # that of a slope is no sooner than that of the output behind it
+    behind = QuadraticForm(form.slopes[0].A, ()) if form.slopes else form
+    level = _own_constant(queries, head, behind).value if form.slopes else constant.value
+    if not level > 0:
+        return dominated, 1.0
+
+    def ratio(log_L: float) -> float:
+        L = round(math.exp(log_L))
+        return queries.exact_mean_square(head, behind, L).value * L / level
+
+    onset = _onset(ratio, math.log(max(guess, 1.0)))
+    return dominated, max(onset, guess) if form.slopes else onset
+
+
+def _onset(ratio: Callable[[float], float], guess: float) -> float:
+    """Where a ratio that tends to 1 comes near it, in ln L: bracketed from the guess on, then by bisection."""
+    longest = math.log(LONGEST)
+    low, high = 0.0, min(guess, longest)
+    while abs(ratio(high) - 1) > _CLOSE:
+        if high == longest:
+            return math.inf
+        low, high = high, min(high + 4, longest)
+    while high - low > 0.1:
+        middle = max((low + high) / 2, high - 4)
+        low, high = (low, middle) if abs(ratio(middle) - 1) <= _CLOSE else (middle, high)
+    return math.exp(high)

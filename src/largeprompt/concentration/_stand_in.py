@@ -7,32 +7,32 @@ number is not to be trusted.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from largeprompt.attention import kind_of
+from largeprompt.attention import AbstractAttention
 from largeprompt.measures import AbstractMeasure
-from largeprompt.measures._from_sampler import resampled, sampled_parts
-from largeprompt.measures._worth import FewTokensWarning, Worth
-
-from ._crossed import Heads
-
-__all__ = ["FewTokensWarning", "changes", "chosen_queries", "doubt_at", "sampled_parts"]
+from largeprompt.measures._from_sampler import sampled_parts
+from largeprompt.measures._worth import Worth
 
 _RESAMPLES = 24
 _CHOSEN = 32  # queries at which the tokens' worth is looked at
 _DOUBTFUL = 0.05  # share of a mean that may come from tilts that too few tokens carry
 
 
-def changes(tree: Any, key: PRNGKeyArray, found: Callable[[Any], Float[np.ndarray, " k"]]) -> Float[np.ndarray, " k"]:
-    """The root mean square of what changes in some numbers when the stand-ins inside `tree` are resampled."""
-    before = found(tree)
-    others = [found(resampled(tree, one)) for one in jax.random.split(key, _RESAMPLES)]
-    return np.sqrt(np.mean((np.array(others) - before) ** 2, axis=0))
+def changes(found: Callable[[PRNGKeyArray | None], Sequence[Any]], key: PRNGKeyArray) -> Float[np.ndarray, " k"]:
+    """The root mean square of what changes in some numbers or vectors when the tokens of the law are resampled.
+
+    `found(None)` are those of the law as it is, `found(key)` those of a law that was resampled with this key.
+    """
+    before = found(None)
+    others = [found(one) for one in jax.random.split(key, _RESAMPLES)]
+    squares = [[np.sum((a - b) ** 2) for a, b in zip(other, before, strict=True)] for other in others]
+    return np.sqrt(np.mean(squares, axis=0))
 
 
 def chosen_queries(shares: Float[np.ndarray, " n"]) -> list[int]:
@@ -44,18 +44,17 @@ def chosen_queries(shares: Float[np.ndarray, " n"]) -> list[int]:
 
 
 def doubt_at(
-    mu: AbstractMeasure, heads: Heads, z: Float[np.ndarray, "n D"], slopes: bool, order: int
+    mu: AbstractMeasure, heads: Sequence[AbstractAttention], z: Float[np.ndarray, "n D"], slopes: bool, order: int
 ) -> tuple[Worth | None, float]:
     """What too few tokens are worth where they carry what some head reads along these queries, and else None.
 
-    Then a factor for the error that they show. `order` is 1 for readings and 2 for their squares. Linear attention
-    tilts nothing, and averages zzᵀ.
+    Then a factor for the error that they show. `order` is 1 for readings and 2 for their squares. Kinds of attention
+    whose weights do not grow like e^s tilt nothing, and average at most zzᵀ.
     """
     caution = 1.0
     for head in heads:
-        linear = kind_of(head) == "linear"
-        thetas = 0 * z if linear else order * z @ np.asarray(head.U, float).T
-        doubt, factor = worth_at(mu, thetas, order * (2 if slopes or linear else 1))
+        thetas = order * z @ np.asarray(head.U, float).T if head.exponential else 0 * z
+        doubt, factor = worth_at(mu, thetas, order * (1 if head.exponential and not slopes else 2))
         if doubt is not None:
             return doubt, factor
         caution = max(caution, factor)

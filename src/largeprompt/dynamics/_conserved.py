@@ -3,7 +3,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from largeprompt.attention import AbstractAttention, AbstractLayer, Head, MultiHead, kind_of
+from largeprompt.attention import AbstractLayer, Head, MultiHead, kind_of, merged_form
 from largeprompt.icl import AbstractTask, LinearRegression
 
 
@@ -12,8 +12,8 @@ def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | flo
 
     The risk sees K and Q through $K^\top Q$ alone, and V and O through $OV$, so that $KK^\top - QQ^\top$ and
     $O^\top O - VV^\top$ stay; where the output is bilinear in (U, V), that is for linear attention and for softmax
-    attention on Gaussian regression at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays. Of other kinds of attention
-    nothing is known to stay.
+    attention on Gaussian regression at infinite length, $\|U\|_F^2 - \|V\|_F^2$ stays. For other kinds of attention
+    in (U, V) nothing is known to stay.
     """
     if type(layers) is MultiHead:
         return {
@@ -28,8 +28,9 @@ def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | flo
             conserved["Oᵀ O − V Vᵀ"] = _gram(jnp.swapaxes(O, -1, -2)) - _gram(V)
         return conserved
     kind, limit = kind_of(layers), type(task) is LinearRegression and math.inf == L
-    if isinstance(layers, AbstractAttention) and (kind == "linear" or (kind == "softmax" and limit)):
-        return {"‖U‖² − ‖V‖²": jnp.sum(layers.U**2, axis=(-2, -1)) - jnp.sum(layers.V**2, axis=(-2, -1))}
+    if kind == "linear" or (kind == "softmax" and limit):
+        U, V = merged_form(layers).U, merged_form(layers).V
+        return {"‖U‖² − ‖V‖²": jnp.sum(U**2, axis=(-2, -1)) - jnp.sum(V**2, axis=(-2, -1))}
     return {}
 
 

@@ -46,6 +46,7 @@ class Trajectory(AbstractTable, Generic[Layer]):
     ending: Ending = eqx.field(static=True)
     ended_at: float = eqx.field(static=True)
     method: str = eqx.field(static=True)
+    reason: str = eqx.field(static=True)
     _dense: tuple[Any, Any, float] | None
 
     def layer(self, i: int) -> Layer:
@@ -104,10 +105,11 @@ def gradient_flow(
 ) -> Trajectory[Layer]:
     r"""The gradient flow $\dot\theta = -\nabla R_L(\theta)$ from a layer, in its own parameters, recorded at `times`.
 
-    On Gaussian regression the vector field is exact at `L = inf` and for linear attention, and for softmax attention at
-    finite length exact over prompts, averaged over `draws` fixed nodes of $(W, x)$, with $R_\infty$ as control variate
-    throughout or without it throughout; for any other task or layer it is the average over `draws` fixed instances with
-    their prompts. Stiff flows of few parameters are faster with `solver="implicit"`. Paper: Equations (7) and (10).
+    On Gaussian regression the vector field is exact at `L = inf`, for linear attention, and for softmax attention in
+    (U, V) that starts with P = C = 0. For other softmax attention at finite length it is exact over prompts, averaged
+    over `draws` fixed nodes of $(W, x)$, with $R_\infty$ as control variate throughout or without it throughout. For
+    any other task or layer, of any kind of attention, it is the average over `draws` fixed instances with their
+    prompts. Stiff flows of few parameters are faster with `solver="implicit"`. Paper: Equations (7) and (10).
     """
     record = increasing_times(times)
     if solver not in get_args(Solver):
@@ -119,7 +121,7 @@ def gradient_flow(
     solution = _solve(function, *settings)
     if _happened(solution, "misled"):
         # from the start again: a flow is that of one function, which it never raises
-        function = _without_control(function)
+        function = function.without_control()
         solution = _solve(function, *settings)
     if int(solution.stats["num_accepted_steps"]) == 0:
         _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
@@ -140,6 +142,7 @@ def gradient_flow(
         ending,
         float(record[-1]),
         function.method,
+        function.reason,
         (solution.interpolation, static, reached) if dense and ending == "completed" else None,
     )
 
@@ -181,13 +184,13 @@ def _solve(
         # with a control variate the average over nodes has no floor, and a flow may find the way down
         reached = eqx.combine(y, static)
         _, error = function.value_and_error(reached)
-        _, without = _without_control(function).value_and_error(reached)
+        _, without = function.without_control().value_and_error(reached)
         return error > _WORSE * without
 
     events: dict[str, Callable[..., Any]] = {"far": is_far}
     if solver == "implicit":
         events["settled"] = is_settled
-    if _may_control(function):
+    if function.may_mislead:
         events["misled"] = is_misled
     solvers = {
         "stabilised": Chebyshev(),
@@ -212,16 +215,6 @@ def _solve(
 
 def _happened(solution: diffrax.Solution, event: str) -> bool:
     return bool((solution.event_mask or {}).get(event, False))
-
-
-def _may_control(function: AbstractRisk) -> bool:
-    """Whether the function has a control variate, of weight `theta`."""
-    return hasattr(function, "theta")
-
-
-def _without_control(function: AbstractRisk) -> AbstractRisk:
-    """The plain average over the nodes. Each adds a mean square, so that it is never below 0."""
-    return eqx.tree_at(lambda f: f.theta, function, replace_fn=jnp.zeros_like)
 
 
 def _refuse_a_start_too_far(layer: AbstractLayer) -> None:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import equinox as eqx
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractTable, dataset, time_axes
+from largeprompt._progress import Progress
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractTask, norm
@@ -62,12 +63,13 @@ def flow_ladder(
     times: Numbers,
     key: PRNGKeyArray | None = None,
     *,
-    report: Callable[[float, Trajectory], None] = lambda L, flow: None,
+    progress: Progress | None = None,
+    name: str = "flows by prompt length",
     **options,
 ) -> Ladder:
     """The gradient flows from one layer at each length of a ladder and at infinite length, and how far apart they are.
 
-    `report` hears of each flow once it is followed; `options` go to `gradient_flow`.
+    `progress` receives each flow once it is followed, under `name`; `options` go to `gradient_flow`.
     """
     record = increasing_times(times)
     if not isinstance(Ls, Sequence):
@@ -76,14 +78,15 @@ def flow_ladder(
     if not lengths:
         raise ValueError("Ls is empty; it must hold at least one prompt length")
     flows = []
-    for L in (math.inf, *lengths):
-        flow = gradient_flow(layer, task, L, record, key, **options)
-        if flow.ending != "completed":
-            raise ValueError(
-                f"the flow at L = {L} ended at t = {flow.ended_at:g}: {flow.ending}; ask for earlier times"
-            )
-        report(L, flow)
-        flows.append(flow)
+    with (progress or Progress()).task(name, len(lengths) + 1) as advance:
+        for L in (math.inf, *lengths):
+            flow = gradient_flow(layer, task, L, record, key, **options)
+            if flow.ending != "completed":
+                raise ValueError(
+                    f"the flow at L = {L} ended at t = {flow.ended_at:g}: {flow.ending}; ask for earlier times"
+                )
+            advance(1, f"L = {L:g}: flow to t = {flow.ended_at:g}")
+            flows.append(flow)
     infinite, *finite = flows
     distance = jnp.stack([_distances(flow.layers, infinite.layers) for flow in finite])
     risk, error = (jnp.stack([getattr(flow, name) for flow in finite]) for name in ("risk", "risk_stderr"))

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float
 
 from largeprompt import _checks as checks
-from largeprompt.attention import Head, LinearAttention, Merged, SoftmaxAttention, kind_of
+from largeprompt.attention import LinearAttention, Merged, SoftmaxAttention, kind_of, merged_form
+from largeprompt.attention._forms import described
 from largeprompt.icl import (
     LinearRegression,
     aligned_blocks,
@@ -32,10 +33,8 @@ def flow_limit(task: LinearRegression, init: Merged, L: int | float = math.inf) 
     $A\to\Sigma^{-1}/r$, $r = \mathrm{tr}(\Sigma^{-2})^{1/4}$; Appendix F.3 for singular Σ.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    if isinstance(init, Head) or kind_of(init) is None:
-        raise ValueError(
-            f"init is of type {type(init).__name__}; it must be a start such as structured_start(task, alpha)"
-        )
+    if kind_of(init) is None or merged_form(init) is not init:
+        raise ValueError(f"init is {described(init)}; it must be a start such as structured_start(task, alpha)")
     if kind_of(init) == "softmax" and math.inf != L:
         raise ValueError(
             f"L is {L}; the limit of the softmax flow is known at L = inf only (follow it with gradient_flow)"

@@ -9,15 +9,17 @@ from largeprompt._display import AbstractShown
 
 
 class Estimate(AbstractShown):
-    """A number and its standard error, 0 where the number is exact; `method` says how it was found."""
+    """A number and its standard error, 0 where the number is exact; `method` says how it was found, `reason` why so."""
 
     value: Float[Array, "*shape"]
     stderr: Float[Array, "*shape"]
     method: str = eqx.field(static=True)
+    reason: str = eqx.field(static=True, default="")
 
     def __repr__(self) -> str:
         error = "" if self.exact else f" ± {self.stderr}"
-        return f"{type(self).__name__}({self.value}{error}, {self.method})"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{type(self).__name__}({self.value}{error}, {self.method}{reason})"
 
     @property
     def exact(self) -> bool:
@@ -37,6 +39,7 @@ class Gradient(AbstractShown):
     layer: Any
     stderr: Any
     method: str = eqx.field(static=True)
+    reason: str = eqx.field(static=True, default="")
 
     def norm(self) -> Float[Array, ""]:
         """The Euclidean norm over all parameters."""

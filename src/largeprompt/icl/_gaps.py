@@ -1,8 +1,16 @@
-r"""Softmax against linear attention on Gaussian regression, over queries and coefficients drawn from a wider law.
+r"""Softmax against linear attention on the same prompts of Gaussian regression: their outputs and their gradients.
 
-At a query both gaps grow like $e^\nu$ up to $\nu\sim\ln L$, so that plain means over $(W, x)$ are made by few rare
-draws. Drawn $\kappa$ times as wide and weighed back by $\kappa^n e^{-(\kappa^2-1)|\xi|^2/2}$, $\xi$ the $n$ standard
-normal numbers behind a draw, the same accuracy takes a tenth of them.
+Given $(W, x)$ the tokens are $\mathcal N(0,\Gamma)$. With $(U, V)$ of softmax and $(U', V')$ of linear attention,
+$u = Uz_q$, $u' = U'z_q$, $b = V\Gamma u$, $b' = V'\Gamma u'$, $p = V'\Gamma u$, $c = V\Gamma u'$ and
+$q = u'^\top\Gamma u$, Stein's identity gives the mean of the product of the outputs over prompts, free of division by
+$\nu$:
+
+$$E\,T\cdot T' = (1-Q)\Big[b\cdot b' + \frac{p\cdot c + q\,\mathrm{tr}\,V\Gamma V'^\top}L\Big]
+  - \frac{2Q'(\nu)}L\,q\;b\cdot p .$$
+
+The mean squares are those of the two risks. At a query both gaps grow like $e^\nu$ up to $\nu\sim\ln L$, so that plain
+means over $(W, x)$ are made by few rare draws. With `widened` importance sampling the same accuracy takes a tenth of
+them.
 """
 
 import math
@@ -17,14 +25,94 @@ from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, WeightMoments, linear_form, merged_form, softmax_form
 
-from ._closed_forms import blocks, gaussian_risk
+from ._blocks import Blocks, blocks
 from ._estimate import Estimate
-from ._nodes import REPLICATES, Nodes, gaussian_nodes, placed, power_of_two, widened
-from ._optima import as_regression
-from ._regression import LinearRegression
-from ._same_prompt import mean_gaps
-from ._softmax_risk import exact_part, softmax_risk
+from ._regression import LinearRegression, as_regression
+from ._risk._closed_form import gaussian_risk
+from ._risk._nodes import LONG, REPLICATES, Nodes, power_of_two, regression_nodes
+from ._risk._over_nodes import exact_part, softmax_risk
 from ._task import as_predictor
+
+METHOD = "exact over prompts, quasi-Monte Carlo over (W, x)"
+
+
+def same_prompt_gap(
+    softmax: AbstractLayer,
+    linear: AbstractLayer,
+    task: LinearRegression,
+    L: int | float,
+    key: PRNGKeyArray | None = None,
+    draws: int = 2**12,
+) -> Estimate:
+    r"""$E\|T_\mathrm{softmax} - T_\mathrm{linear}\|^2$ over common prompts of length `L` and queries.
+
+    Exact over prompts; `draws` quasi-Monte Carlo nodes carry the average over (W, x). The layers may have parameters of
+    their own; with the same ones the gap vanishes at `L = inf`. Paper: Figures 1a and 5a.
+    """
+    task, L = as_regression(task), checks.prompt_length(L)
+    stream = checks.key_or_default(key)
+    n = max(2, checks.count("draws", draws, at_least=2) // REPLICATES)
+    curved, straight = softmax_form(as_predictor(softmax, task)), linear_form(as_predictor(linear, task))
+    soft, lin = blocks(curved, task), blocks(straight, task)
+    # attention to labels makes ν quartic in (W, x)
+    wide = LONG <= L < math.inf and (checks.is_traced(soft.C) or bool(jnp.any(soft.C != 0)))
+    nodes = regression_nodes(stream, task, power_of_two(n), REPLICATES, wide=wide)
+    length = checks.real_length(L, task.Sigma.dtype)
+    means = _mean_gaps(soft, lin, task, WeightMoments(L), length, nodes)
+    checks.result("the gap", means)
+    error = means.std(ddof=1) / jnp.sqrt(means.size)
+    return Estimate(means.mean(), error, METHOD)
+
+
+@eqx.filter_jit
+def _mean_gaps(
+    soft: Blocks, lin: Blocks, task: LinearRegression, moments: WeightMoments, L: Float[Array, ""], nodes: Nodes
+) -> Float[Array, " r"]:
+    """The gap, averaged over each replicate of the nodes."""
+    return jax.vmap(lambda nodes: _mean_gap(soft, lin, task, moments, L, nodes))(nodes)
+
+
+def _mean_gap(soft: Blocks, lin: Blocks, task: LinearRegression, moments, L, nodes: Nodes) -> Float[Array, ""]:
+    """The gap, averaged over one replicate of the nodes and over ±W."""
+    ahead, behind = (_given(soft, lin, task, moments, L, nodes, sign) for sign in (1, -1))
+    return nodes.mean((ahead + behind) / 2)
+
+
+def _given(
+    soft: Blocks, lin: Blocks, task: LinearRegression, moments, L, nodes: Nodes, sign: int
+) -> Float[Array, " n"]:
+    """The mean square over prompts given (±W, x)."""
+    WS, N = sign * nodes.WS, nodes.N
+
+    def through(parts: Blocks) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """u and Γu, each as covariates and labels."""
+        u, labels = parts.A @ nodes.x, parts.C @ nodes.x
+        across, up = jnp.sum(WS * labels[:, None], axis=0), jnp.sum(WS * u, axis=1)
+        return (u, labels), (task.Sigma @ u + across, up + jnp.sum(N * labels, axis=1) + task.noise * labels)
+
+    def dot(a: tuple[Array, Array], b: tuple[Array, Array]) -> Float[Array, " n"]:
+        return jnp.sum(a[0] * b[0], axis=0) + jnp.sum(a[1] * b[1], axis=0)
+
+    def read(parts: Blocks, m: tuple[Array, Array]) -> Float[Array, "k n"]:
+        return parts.P @ m[0] + parts.R @ m[1]
+
+    def values(one: Blocks, other: Blocks) -> Float[Array, " n"]:
+        """tr VΓV'ᵀ."""
+        PP, RR = jnp.sum((one.P @ task.Sigma) * other.P), one.R.T @ other.R
+        mixed = jnp.sum(WS * (other.R.T @ one.P + one.R.T @ other.P)[..., None], axis=(0, 1))
+        return PP + mixed + jnp.sum(N * RR[..., None], axis=(0, 1)) + task.noise * jnp.trace(RR)
+
+    (u, Gu), (v, Gv) = through(soft), through(lin)
+    nu, q = dot(u, Gu), dot(v, Gu)
+    (Q, _, _, rest), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
+    b, c, p, b_linear = read(soft, Gu), read(soft, Gv), read(lin, Gu), read(lin, Gv)
+    # squares and product together: what is left at L = inf, then what is of order 1/L, so that a small gap is not a
+    # difference of large numbers
+    limit = jnp.sum((b - b_linear) ** 2, axis=0)
+    soft_part = values(soft, soft) * Q - rest * jnp.sum(b**2, axis=0) + 2 * Q * jnp.sum(b * b_linear, axis=0)
+    linear_part = jnp.sum(b_linear**2, axis=0) + values(lin, lin) * dot(v, Gv)
+    product = (1 - Q) * (jnp.sum(p * c, axis=0) + q * values(soft, lin)) - 2 * slope * q * jnp.sum(b * p, axis=0)
+    return limit + soft_part + (linear_part - 2 * product) / L
 
 
 def squared_mean(rows: Numbers) -> tuple[float, float]:
@@ -32,7 +120,7 @@ def squared_mean(rows: Numbers) -> tuple[float, float]:
 
     $|\bar d|^2 - \mathrm{tr}\,C$, with $C$ the covariance of $\bar d$. Its variance at the true $d$ is $4d^\top Cd +
     2\,\mathrm{tr}\,C^2$, and $\bar d^\top C\bar d$ has the mean $d^\top Cd + \mathrm{tr}\,C^2$; where $d$ is lost in
-    its error, the error that is told is up to half too large.
+    its error, this standard error is up to half too large.
     """
     rows = checks.matrix("rows", rows)
     n = rows.shape[0]
@@ -67,16 +155,14 @@ def initial_gaps(
     linear_form(as_predictor(linear, task))
     if [part.shape for part in _arrays(softmax)] != [part.shape for part in _arrays(linear)]:
         raise ValueError("softmax and linear have parameters of different shapes; their gradients have no difference")
-    normal = gaussian_nodes(checks.key_or_default(key), task.d * (1 + task.targets), n, REPLICATES)
-    wide, weights = widened(normal)
+    nodes = regression_nodes(checks.key_or_default(key), task, n, REPLICATES, wide=True)
     dtype = task.Sigma.dtype
-    wide, weights = jnp.asarray(np.moveaxis(wide, -1, 1), dtype), jnp.asarray(weights, dtype)
-    found = _replicates(softmax, linear, task, WeightMoments(L), checks.real_length(L, dtype), wide, weights)
+    found = _replicates(softmax, linear, task, WeightMoments(L), checks.real_length(L, dtype), nodes)
     outputs, gradients = (checks.result("the gap", part) for part in found)
-    how = "exact over prompts, quasi-Monte Carlo over (W, x)"
     error = outputs.std(ddof=1) / math.sqrt(REPLICATES)
     value, spread = squared_mean(np.asarray(gradients))
-    return Estimate(outputs.mean(), error, how), Estimate(jnp.asarray(value, dtype), jnp.asarray(spread, dtype), how)
+    found = (outputs.mean(), error), (jnp.asarray(value, dtype), jnp.asarray(spread, dtype))
+    return Estimate(*found[0], METHOD), Estimate(*found[1], METHOD)
 
 
 def _arrays(layer: AbstractLayer) -> list[Array]:
@@ -90,29 +176,26 @@ def _replicates(
     task: LinearRegression,
     moments: WeightMoments,
     L: Float[Array, ""],
-    wide: Float[Array, "r m n"],
-    weights: Float[Array, "r n"],
+    nodes: Nodes,
 ) -> tuple[Float[Array, " r"], Float[Array, "r p"]]:
     """Of each replicate of the nodes: the gap of the outputs, and the difference of the gradients, flattened."""
 
     def parts(layer):
         return blocks(merged_form(layer), task)
 
-    def excess(layer, nodes: Nodes, weights):
-        """R_L - R_∞ of softmax attention: the nodes of a replicate are replicates of their own, to be weighed."""
-        one = jnp.ones((), weights.dtype)
-        found = softmax_risk(parts(layer), task, moments, nodes, one) - exact_part(parts(layer), task, one)
-        return jnp.mean(weights * found)
-
-    def of_replicate(normal, weights):
-        nodes = placed(normal, task, task.targets, len(weights))
-        output = jnp.mean(weights * mean_gaps(parts(softmax), parts(linear), task, moments, L, nodes))
-        return output, flat(eqx.filter_grad(excess)(softmax, nodes, weights))
-
     def flat(layer):
         return jnp.concatenate([part.ravel() for part in _arrays(layer)])
 
+    def of_replicate(nodes: Nodes):
+        def excess(layer):
+            """R_L - R_∞ of softmax attention."""
+            one = jnp.ones((), L.dtype)
+            return softmax_risk(parts(layer), task, moments, nodes, one) - exact_part(parts(layer), task, one)
+
+        output = _mean_gap(parts(softmax), parts(linear), task, moments, L, nodes)
+        return output, flat(eqx.filter_grad(excess)(softmax))
+
     infinite = eqx.filter_grad(lambda layer: gaussian_risk(parts(layer), task, jnp.inf))(softmax)
     finite = eqx.filter_grad(lambda layer: gaussian_risk(parts(layer), task, L))(linear)
-    outputs, gradients = jax.lax.map(lambda both: of_replicate(*both), (wide, weights))
+    outputs, gradients = jax.lax.map(of_replicate, nodes)
     return outputs, gradients + flat(infinite) - flat(finite)

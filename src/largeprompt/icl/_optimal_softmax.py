@@ -11,12 +11,13 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt.attention import SoftmaxAttention, WeightMoments
 
-from ._aligned_risk import METHOD, AlignedRisk, Matrix
-from ._closed_forms import Scalar, gaussian_risk
+from ._blocks import aligned_blocks, from_blocks
 from ._estimate import Estimate, exactly
-from ._expansion import rate
-from ._optima import aligned_blocks, as_regression, best_reading, from_blocks
-from ._regression import LinearRegression
+from ._optimal_linear import best_reading
+from ._regression import LinearRegression, as_regression
+from ._risk._closed_form import Scalar, gaussian_risk
+from ._risk._expansion import rate
+from ._risk._quadrature import METHOD, AlignedRisk, Matrix
 
 _STATIONARY = 1e-6  # a slope at which the search ends, as a share of what is gained over predicting 0
 _WIDEST = 1e5  # a standard deviation of scores at which they pick one token
@@ -46,7 +47,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
         parts = aligned_blocks(scale * best_reading(task, L), 1 / scale, task)
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
-    aligned = AlignedRisk(task, WeightMoments(L))
+    aligned = AlignedRisk.of(task, WeightMoments(L))
     A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / L)
     quadratic, linear, still = aligned.coefficients(A)
     r = linear / (2 * quadratic) if quadratic > 0 else 0.0
@@ -172,9 +173,9 @@ def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix, ex
     family = _family(task)
     starts = family.starts(limit)
     quadratic, linear, _ = aligned.coefficients(family.matrix(starts[0]))
-    unit = linear**2 / (
-        4 * quadratic
-    )  # what r gains at best: quadratic r² − linear r is least at −linear²/(4 quadratic)
+    checks.result("the risk", jnp.asarray(quadratic))
+    # what r gains at best: quadratic r² − linear r is least at −linear²/(4 quadratic)
+    unit = linear**2 / (4 * quadratic)
 
     def objective(parameters) -> tuple[float, Float[np.ndarray, " p"]]:
         (quadratic, linear, _), slopes = aligned.with_slopes(family.matrix(parameters))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from largeprompt._memory import machine_memory
-from largeprompt.attention import AbstractLayer, kind_of, known_heads
+from largeprompt.attention import AbstractLayer, heads_of, kind_of
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
 from ._task import AbstractTask, Instance
@@ -54,7 +54,7 @@ def _by_second_moment(layers: Sequence[AbstractLayer], mu: AbstractMeasure, L: i
 
 def _reads_second_moment(layer: AbstractLayer) -> bool:
     """Whether a prompt reaches the output through its second moment alone: not so in a kind that may read more."""
-    heads = known_heads(layer)
+    heads = heads_of(layer)
     return heads is not None and all(kind_of(head) == "linear" for head in heads)
 
 

@@ -14,8 +14,8 @@ from largeprompt.attention import AbstractLayer
 from largeprompt.measures._from_sampler import resampled, sampled_parts
 from largeprompt.measures._worth import FewTokensWarning
 
-from ._risk_functions import OverInstances
-from ._task import AbstractTask, Instance
+from ._risk._over_instances import OverInstances
+from ._task import AbstractChanged, AbstractTask, Instance
 
 RESAMPLES = 24
 _INSTANCES = 256
@@ -23,26 +23,15 @@ _LOOKED_AT = 32
 _DOUBTFUL = 0.05  # share of queries at which too few tokens may carry the tilt
 
 
-class Resampled(AbstractTask):
+class Resampled(AbstractChanged):
     """A task whose laws have their stand-ins resampled, all with one key."""
 
     task: AbstractTask
     key: PRNGKeyArray
 
-    @property
-    def dim(self) -> int:
-        return self.task.dim
-
-    @property
-    def targets(self) -> int:
-        return self.task.targets
-
     def _draw(self, key):
         drawn = self.task._draw(key)
         return Instance(resampled(drawn.measure, self.key), drawn.query, drawn.target)
-
-    def _loss(self, prediction, target):
-        return self.task._loss(prediction, target)
 
 
 def is_sampled(task: AbstractTask) -> bool:
@@ -67,20 +56,18 @@ def stand_in_error(
         return None
     keys = jax.random.split(jax.random.fold_in(checks.key_or_default(key), 1), _INSTANCES)
     warn_of_few(layer, task, keys[:_LOOKED_AT])
-    function = OverInstances(task, keys, L, query_in_prompt)
-    before = _found(function, layer, gradient)
+    function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason="")
+    before = _mean(function, layer, gradient)
     squares = jax.tree.map(jnp.zeros_like, before)
     for one in jax.random.split(jax.random.fold_in(keys[0], 1), RESAMPLES):
-        other = _found(eqx.tree_at(lambda f: f.task, function, Resampled(task, one)), layer, gradient)
+        other = _mean(eqx.tree_at(lambda f: f.task, function, Resampled(task, one)), layer, gradient)
         squares = jax.tree.map(lambda total, a, b: total + (a - b) ** 2 / RESAMPLES, squares, other, before)
     return jax.tree.map(jnp.sqrt, squares)
 
 
 @eqx.filter_jit
-def _found(function: OverInstances, layer: AbstractLayer, gradient: bool) -> Any:
-    if gradient:
-        return eqx.filter(function.value_and_gradient(layer)[1], eqx.is_inexact_array)
-    return function.finished(function.terms(layer))[0]
+def _mean(function: OverInstances, layer: AbstractLayer, gradient: bool) -> Any:
+    return (function.gradient_average(layer) if gradient else function.average(layer)).mean
 
 
 @eqx.filter_jit

@@ -69,7 +69,27 @@ class AbstractTask(AbstractShown):
         return WithLoss(self, loss)
 
 
-class WithLoss(AbstractTask):
+class AbstractChanged(AbstractTask):
+    """A task with something changed; what a subclass does not change is that of `task`."""
+
+    task: eqx.AbstractVar[AbstractTask]
+
+    @property
+    def dim(self) -> int:
+        return self.task.dim
+
+    @property
+    def targets(self) -> int:
+        return self.task.targets
+
+    def _draw(self, key: PRNGKeyArray) -> Instance:
+        return self.task._draw(key)
+
+    def _loss(self, prediction: Float[Array, " k"], target: Float[Array, " k"]) -> Float[Array, ""]:
+        return self.task._loss(prediction, target)
+
+
+class WithLoss(AbstractChanged):
     """A task judged by a loss of the user's own."""
 
     task: AbstractTask
@@ -89,17 +109,6 @@ class WithLoss(AbstractTask):
         if shape != ():
             what = f"is a {type(returned).__name__}" if shape is None else f"has shape {shape}"
             raise ValueError(f"loss(prediction, target) {what}; it must be one number")
-
-    @property
-    def dim(self) -> int:
-        return self.task.dim
-
-    @property
-    def targets(self) -> int:
-        return self.task.targets
-
-    def _draw(self, key):
-        return self.task._draw(key)
 
     def _loss(self, prediction, target):
         return self.loss(prediction, target)

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._weights import matrices, with_matrices
-
 _OPENING = b"largeprompt checkpoint 1\n"
 
 
@@ -16,7 +14,7 @@ class Damaged(ValueError):
 
 
 class Checkpoint(NamedTuple):
-    """How far a run has come: plain data and arrays by name."""
+    """How far a run is: plain data and arrays by name."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -33,7 +31,7 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def checkpoint_from(content: bytes, place: str, key: str) -> Checkpoint:
-    """What the file at `place` holds, once every bit of it is as it was written, for the run of that content hash."""
+    """What the file at `place` holds, once every bit of it is as it was written, for the run of that key."""
     start = len(_OPENING) + 65
     payload = content[start:]
     if content[:start] != _OPENING + hashlib.sha256(payload).hexdigest().encode() + b"\n":
@@ -53,6 +51,6 @@ def checkpoint_from(content: bytes, place: str, key: str) -> Checkpoint:
 def layers_in(checkpoint: Checkpoint, starts: Sequence[Any]) -> tuple[Any, ...]:
     """The layers of a checkpoint, each of the kind and shape that it had at the start."""
     return tuple(
-        with_matrices(layer, {name: checkpoint.arrays[f"state {i} {name}"] for name in matrices(layer)})
+        layer.with_parameters({name: checkpoint.arrays[f"state {i} {name}"] for name in layer.parameters})
         for i, layer in enumerate(starts)
     )

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 from largeprompt._progress import Progress
 
-from ._engines import with_engines
-from ._execution import CHECKPOINT_SECONDS
+from ._grid import with_engines
 from ._remote_store import RemoteStore, store_at
 from ._run import Run
-from ._sitting import Interrupted
+from ._session import CHECKPOINT_SECONDS, Interrupted
 from ._store import AbstractStore, Store
 from ._sweep import usable_cores
-from ._worker import Order, Told, halt, run_task
+from ._worker import Order, Report, halt, run_task
 
 _CONNECT_SECONDS = 10.0
 _HALT_SECONDS = 60.0
@@ -42,7 +41,7 @@ class Failed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a sweep: of its runs, how many were `found` finished, are `finished` now, and which `failed`."""
+    """The end of a sweep: how many of its runs were `found` finished, are `finished` now, and which `failed`."""
 
     runs: int
     found: int
@@ -60,12 +59,12 @@ def sweep_on(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Carry runs out on a Dask cluster: the address of a scheduler, a `distributed.Client`, or None for a local one.
+    """Run a sweep on a Dask cluster: the address of a scheduler, a `distributed.Client`, or None for a local one.
 
-    A local one has `workers` processes of one thread, by default one a core; a script then needs the usual
+    A local one has `workers` processes of one thread, by default one per core; a script then needs the usual
     `if __name__ == "__main__"`. Results are in the store, which every worker must see. Runs that are there are not run
     again; those of a lost worker go on from their last checkpoint; one that fails is reported and stops no other.
-    An interrupt (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`.
+    An interrupt (Ctrl-C), or `stop` set by another thread, makes every run save a checkpoint and raises `Interrupted`.
     """
     store, progress = store or store_at(), progress or Progress()
     runs = tuple({run.key: run for run in with_engines(runs)}.values())
@@ -84,7 +83,7 @@ def sweep_on(
     return Outcome(len(runs), len(there), len(runs) - len(failed), tuple(failed))
 
 
-def runs_at_work(scheduler: str, store: AbstractStore) -> set[str]:
+def running_runs(scheduler: str, store: AbstractStore) -> set[str]:
     """The keys of the runs for this store that a scheduler has given to workers."""
     tail = _place(store)
     with _client(scheduler, None) as client:
@@ -106,11 +105,11 @@ def _place(store: AbstractStore) -> str:
 
 @contextlib.contextmanager
 def _order(store: AbstractStore, checkpoint_seconds: float) -> Iterator[Order]:
-    session = secrets.token_hex(8)
-    mark = f".sweep-{session}"
+    sweep = secrets.token_hex(8)
+    mark = f".sweep-{sweep}"
     store.mark(mark)
     try:
-        yield Order(_where(store), session, mark, checkpoint_seconds)
+        yield Order(_where(store), sweep, mark, checkpoint_seconds)
     finally:
         store.unmark(mark)
 
@@ -169,7 +168,7 @@ def _connected(distributed: Any, address: str) -> Any:
 
 
 @contextlib.contextmanager
-def _asking() -> Iterator[None]:
+def _scheduler_errors() -> Iterator[None]:
     """A scheduler that is gone is an error of one line, whatever Dask raises."""
     try:
         yield
@@ -207,9 +206,9 @@ class _Driver:
             while waiting or self._out:
                 self._look()
                 self._submit(waiting)
-                for future, told in self._done():
+                for future, report in self._done():
                     _, run = self._out.pop(future.key)
-                    if self._is_over(run, told) if told is not None else self._is_lost(run, future):
+                    if self._is_over(run, report) if report is not None else self._is_lost(run, future):
                         self._ended += 1
                         self._done_work += _work(run)
                     else:
@@ -232,7 +231,7 @@ class _Driver:
         """How many threads there are, now and then."""
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
-        with _asking():
+        with _scheduler_errors():
             threads = sum(self._client.nthreads().values())
         if not threads and (self._threads or not self._looked):
             self._progress.warn("the scheduler has no workers; waiting for some")
@@ -245,7 +244,7 @@ class _Driver:
             return
         runs = [waiting.pop() for _ in range(room)]
         texts, keys = [run.canonical for run in runs], [self._key(run) for run in runs]
-        with _asking():
+        with _scheduler_errors():
             futures = self._client.map(run_task, texts, key=keys, order=self._order)
         for future, run in zip(futures, runs, strict=True):
             self._out[future.key] = future, run
@@ -255,17 +254,17 @@ class _Driver:
         tries = self._tries.get(run.key, 0)
         return f"largeprompt-{run.key}-{self._place}" + (f"-{tries}" if tries else "")
 
-    def _done(self) -> list[tuple[Any, Told | None]]:
-        """The tasks that have ended, and what was told of them, once there are some or a moment has passed."""
+    def _done(self) -> list[tuple[Any, Report | None]]:
+        """The tasks that have ended, with their reports, once there are some or a moment has passed."""
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._ready.get(timeout=_LOOK_SECONDS))
             time.sleep(_GATHER_SECONDS)  # for more of them: what the scheduler holds keeps the workers busy
             while len(found) < _BATCH:
                 found.append(self._ready.get_nowait())
-        with _asking():
-            told = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
-        return [(future, told.get(future.key)) for future in found]
+        with _scheduler_errors():
+            reports = self._client.gather({f.key: f for f in found if f.status == "finished"}, errors="skip")
+        return [(future, reports.get(future.key)) for future in found]
 
     def _is_lost(self, run: Run, future: Any) -> bool:
         """Whether to give up a run whose worker has died, rather than to submit it again."""
@@ -280,24 +279,24 @@ class _Driver:
         if step > self._reached.get(run.key, 0):  # its workers died of something else: it gets on
             self._reached[run.key] = step
             return False
-        message = f"{error.allowed_failures + 1} workers died while at it, at step {step} all of them"
+        message = f"{error.allowed_failures + 1} workers died while at it, all of them at step {step}"
         with contextlib.suppress(OSError):
             self._store.fail(run, message, "")
         self._give_up(run, message)
         return True
 
-    def _is_over(self, run: Run, told: Told) -> bool:
+    def _is_over(self, run: Run, report: Report) -> bool:
         """Whether a run has ended, well or not, rather than to be submitted again."""
-        for note in told.notes:
+        for note in report.notes:
             self._progress.warn(note)
         # another driver had submitted it first, and was interrupted, or took its mark back with it
-        if told.status == "interrupted" or (told.status == "elsewhere" and told.session != self._order.session):
+        if report.status == "interrupted" or (report.status == "elsewhere" and report.sweep != self._order.sweep):
             return False
-        if told.status == "elsewhere":
-            where = f"the worker on {told.machine} does not see the store {store_at(self._order.store).location}"
+        if report.status == "elsewhere":
+            where = f"the worker on {report.machine} does not see the store {store_at(self._order.store).location}"
             raise ValueError(f"{where}; it must be a folder that all machines share, or an address such as s3://…")
-        if told.status == "failed":
-            self._give_up(run, told.message)
+        if report.status == "failed":
+            self._give_up(run, report.message)
         return True
 
     def _give_up(self, run: Run, message: str) -> None:
@@ -313,11 +312,11 @@ class _Driver:
         return 0 if checkpoint is None else int(checkpoint.header["step"])
 
     def _halt(self) -> None:
-        """Tell every worker to keep checkpoints and end, and wait until they have."""
+        """Make every worker save checkpoints and end, and wait until they have."""
         try:
-            self._client.run(halt, self._order.session, on_error="ignore")
+            self._client.run(halt, self._order.sweep, on_error="ignore")
         except (OSError, RuntimeError, CancelledError) as error:
-            self._progress.warn(f"the workers could not be told to stop: {error}")
+            self._progress.warn(f"the workers could not be stopped: {error}")
             return
         end = time.monotonic() + _HALT_SECONDS
         while self._out and time.monotonic() < end:

@@ -13,9 +13,9 @@ from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, risk
 
 from ._checkpoint import layers_in
 from ._lengths import listed_lengths
-from ._result import layer_at
+from ._result import layer_at, run_from_text, run_of
 from ._run import Run
-from ._store import AbstractStore, run_from_text, run_of
+from ._store import AbstractStore
 
 _TOKENS = 2**28  # drawn at most for one risk, where it has no closed form
 
@@ -75,14 +75,13 @@ def risks_by_length(
     for length in lengths:
         if run.heads > 1 and math.inf > length > _TOKENS // 2:
             raise ValueError(f"L is {length}; the risk of several heads is sampled, up to L = {_TOKENS // 2} or at inf")
-    of_member = {"softmax": optimal_softmax, "linear": optimal_linear}
     risks, errors, optima, best = [], [], [], []
     with (progress or Progress()).task("risks", len(lengths)) as advance:
         for length in lengths:
             found = [_risk(layer, task, length, rtol) for layer in of.layers.values()]
             risks.append([float(one.value) for one in found])
             errors.append([float(one.stderr) for one in found])
-            optima.append([float(of_member[member](task, length).risk.value) for member in of.layers])
+            optima.append([_optimum(member, task, length) for member in of.layers])
             best.append(float(bayes_risk(task, length).value))
             advance(1, f"L = {length}")
     dims = ("L", "member")
@@ -97,6 +96,12 @@ def risks_by_length(
         coords={"L": np.asarray(lengths, float), "member": list(of.layers)},
         attrs={"hash": run.key, "run": run.title, "step": of.step, "steps": run.steps, "heads": run.heads},
     )
+
+
+def _optimum(member: str, task: Any, L: int | float) -> float:
+    """The least risk of one head of that kind; NaN where it is not known."""
+    known = {"softmax": optimal_softmax, "linear": optimal_linear}
+    return float(known[member](task, L).risk.value) if member in known else math.nan
 
 
 def _risk(layer: Any, task: Any, L: int | float, rtol: float) -> Any:

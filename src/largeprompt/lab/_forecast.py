@@ -1,3 +1,5 @@
+"""What a sweep will take: a few steps of each kind of run are timed before it begins."""
+
 import dataclasses
 import math
 import sys
@@ -10,7 +12,7 @@ import jax
 from largeprompt._device import Device, resolve_device
 from largeprompt._progress import Progress
 
-from ._engines import with_engines
+from ._grid import with_engines
 from ._run import Run
 from ._store import AbstractStore
 from ._sweep import MOST_ON_GPU
@@ -20,7 +22,7 @@ _MEASURE_SECONDS = 0.1
 _LAUNCH_SECONDS = 0.3  # on a GPU
 _MANY = 1000  # runs
 _AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
-_TOKENS = 2**22  # in a step that is timed: a longer one is foreseen from one of so many
+_TOKENS = 2**22  # in a step that is timed: the time of a longer one follows from one of so many
 
 
 class Forecast(NamedTuple):
@@ -81,14 +83,14 @@ def _there(runs: Collection[Run], store: AbstractStore) -> tuple[set[str], set[s
 
 def _shorter(run: Run) -> tuple[Run, float]:
     """A run whose steps can be timed in a moment, and how many times faster they are: time goes with the tokens."""
-    if "softmax" not in run.members or math.inf == run.L or run.L * run.batch <= _TOKENS:
+    if run.attention == "linear" or math.inf == run.L or run.L * run.batch <= _TOKENS:
         return run, 1.0
     L = max(1024, _TOKENS // run.batch)
     return (dataclasses.replace(run, L=L, engine=run.resolved.engine), run.L / L) if L < run.L else (run, 1.0)
 
 
 def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple, float]]:
-    """Steps a second of a run of each kind, and the share that it takes of a GPU meanwhile."""
+    """Steps per second of a run of each kind, and the share that it takes of a GPU meanwhile."""
     if not kinds:
         return {}, {}
     from largeprompt.engine import GpuBatch, GpuRun  # imports a compiler

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from largeprompt.attention import AbstractLayer, Head, attention_of
+from largeprompt.attention import AbstractLayer, Head, known_kinds
 from largeprompt.icl import LinearRegression, root
 from largeprompt.measures import (
     AbstractMeasure,
@@ -23,7 +23,7 @@ from largeprompt.measures import (
     Sphere,
 )
 
-from ._tables import Table, inlined, short
+from ._settings import Table, inlined, short
 
 
 def measure_from(
@@ -155,7 +155,7 @@ _INITS = ("pytorch", "identity")
 def layer_from(settings: Any, dim: int, folder: Path | str = ".", *, where: str = "layer") -> AbstractLayer:
     """The layer on tokens of dimension `dim` that a table describes: by its matrices, or by how it starts."""
     table = Table(where, inlined(where, settings, folder))
-    kind: Any = table.choice("kind", ("softmax", "linear")) if "kind" in table else "softmax"
+    kind = table.choice("kind", known_kinds(), "softmax")
     if "init" in table:
         return _initial(table, dim, kind)
     if "U" in table:
@@ -163,7 +163,7 @@ def layer_from(settings: Any, dim: int, folder: Path | str = ".", *, where: str 
             value = short(table.settings["scale"])
             raise ValueError(f"{table.at('scale')} is {value}; a layer given by U and V has none, U holds it")
         table.holds("U", "V", "kind")
-        return attention_of(kind)(table.array("U", dim, dim), table.array("V", None, dim))
+        return known_kinds()[kind](table.array("U", dim, dim), table.array("V", None, dim))
     if "K" not in table:
         raise ValueError(
             f"{where} has {', '.join(table.settings) or 'nothing'}; it must have init, or U and V, or K, Q and V"
@@ -174,14 +174,12 @@ def layer_from(settings: Any, dim: int, folder: Path | str = ".", *, where: str 
     return Head(K, table.array("Q", len(K), dim), V, O, table.number("scale", 1.0), kind)
 
 
-def _initial(table: Table, dim: int, kind: Any) -> AbstractLayer:
+def _initial(table: Table, dim: int, kind: str) -> AbstractLayer:
     scale = table.number("scale", 1.0)
     if table.choice("init", _INITS) == "identity":
         table.holds("init", "scale", "kind")
-        return attention_of(kind)(scale * jnp.eye(dim), jnp.eye(dim))
+        return known_kinds()[kind](scale * jnp.eye(dim), jnp.eye(dim))
     table.holds("init", "seed", "head_dim", "outputs", "scale", "kind")
-    seed = table.count("seed", 0, at_least=0) or 0
-    if seed >= 2**32:
-        raise ValueError(f"{table.at('seed')} is {seed}; it must be below {2**32}")
+    seed = table.count("seed", 0, at_least=0, below=2**32) or 0
     sizes: Any = {"head_dim": table.size("head_dim"), "outputs": table.size("outputs")}
     return Head.pytorch_default(jax.random.key(seed), dim, **sizes, scale=scale, kind=kind)

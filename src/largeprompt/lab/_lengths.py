@@ -1,4 +1,4 @@
-"""Prompt lengths as a user writes them: one reading for every command and every file of settings."""
+"""Prompt lengths as a user writes them, in a command or in a file of settings."""
 
 import decimal
 import itertools
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from largeprompt import _checks as checks
+
+from ._settings import short
 
 _LOGARITHMIC = 9  # lengths, unless their number is given
 _MOST = 1000  # lengths of one study
@@ -22,7 +24,7 @@ def length_from(value: Any, name: str = "L") -> int | float:
     try:
         return checks.prompt_length(number)
     except ValueError:
-        raise ValueError(f"{name} is {_short(number)}; it must be a whole number of at least 1, or inf") from None
+        raise ValueError(f"{name} is {short(number)}; it must be a whole number of at least 1, or inf") from None
 
 
 def listed_lengths(value: Any, name: str = "L") -> list[int | float]:
@@ -48,7 +50,7 @@ def lengths_from(value: Any, name: str = "L") -> tuple[int, ...]:
         listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         lengths = [_length(name, part, value) for part in listed]
     if not 1 <= len(lengths) <= _MOST:
-        raise ValueError(f"{name} is {_short(value)}, {len(lengths)} lengths; there must be 1 to {_MOST} of them")
+        raise ValueError(f"{name} is {short(value)}, {len(lengths)} lengths; there must be 1 to {_MOST} of them")
     for earlier, later in itertools.pairwise(lengths):
         if later <= earlier:
             raise ValueError(f"{name} has {earlier} before {later}; prompt lengths must increase")
@@ -78,8 +80,8 @@ def _length(name: str, part: Any, whole: Any) -> int:
         L = 0
     if 1 <= L < 2**31:
         return L
-    inside = "" if part == whole else f" in {_short(whole)}"
-    raise ValueError(f"{name} has {_short(part)}{inside}; prompt lengths are whole numbers of at least 1, below 2**31")
+    inside = "" if part == whole else f" in {short(whole)}"
+    raise ValueError(f"{name} has {short(part)}{inside}; prompt lengths are whole numbers of at least 1, below 2**31")
 
 
 def _number(value: Any) -> Any:
@@ -93,8 +95,3 @@ def _number(value: Any) -> Any:
     if not number.is_finite() or number != number.to_integral_value():
         return float(number) if not number.is_snan() else math.nan
     return int(number) if number.adjusted() < _DIGITS else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,3 +1,6 @@
+"""The result of a run as a dataset: what it recorded, what that is compared with, and its settings."""
+
+import json
 from typing import Any
 
 import numpy as np
@@ -5,12 +8,10 @@ import xarray as xr
 
 from largeprompt import __version__
 
-from ._course import Course
-from ._run import Run
-from ._settings import as_toml
-from ._store import run_of
+from ._grid import runs_from
+from ._history import History
+from ._run import Run, as_toml
 from ._verdict import verdict
-from ._weights import matrices, with_matrices
 from ._yardstick import bayes, yardstick
 
 _DIMS = {
@@ -36,9 +37,9 @@ _MEANING = {
 }
 
 
-def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dataset:
-    """All that a finished run has recorded, what it is held against and where it ended, with its settings inside."""
-    arrays = course.arrays()
+def result(run: Run, history: History, diverged: tuple[int | None, ...]) -> xr.Dataset:
+    """All that a finished run has recorded, what it is compared with and where it ended, with its settings inside."""
+    arrays = history.arrays()
     variables = {name: _variable(name, array, run) for name, array in arrays.items()}
     variables["diverged"] = (
         ("member",),
@@ -46,9 +47,9 @@ def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dat
         _about("step of divergence"),
     )
     variables["Bayes"] = ((), bayes(run), _about("Bayes risk at this length"))
-    coordinates = {"member": list(run.members), "step": course.steps.astype(float)}
+    coordinates = {"member": list(run.members), "step": history.steps.astype(float)}
     if "norms" in variables:
-        coordinates["matrix"] = list(matrices(run.layers()[0]))
+        coordinates["matrix"] = list(run.layers()[0].parameters)
     attributes = {
         "hash": run.key,
         "run": run.canonical,
@@ -61,7 +62,7 @@ def result(run: Run, course: Course, diverged: tuple[int | None, ...]) -> xr.Dat
 
 
 def judged(data: xr.Dataset) -> xr.Dataset:
-    """The recorded risks with what they are held against and where they ended; a result that has it stays as it is.
+    """The recorded risks with what they are compared with and where they ended; a result that has it stays as it is.
 
     Results of earlier versions hold the optimum of one head, and what their verdicts were by another rule.
     """
@@ -86,16 +87,29 @@ def judged(data: xr.Dataset) -> xr.Dataset:
     )
 
 
+def run_of(data: xr.Dataset) -> Run:
+    """The settings inside a result."""
+    return run_from_text(data.attrs["run"])
+
+
+def run_from_text(text: str) -> Run:
+    """The run of a canonical text."""
+    settings = json.loads(text)
+    settings.pop("format")
+    (run,) = runs_from(settings)
+    return run
+
+
 def layer_at(data: xr.Dataset, member: str, index: int = -1) -> Any:
     """The layer of a result at one of its recorded steps, by default the last."""
     run = run_of(data)
     if member not in run.members:
         raise ValueError(f"member is {member!r}; this run has {', '.join(run.members)}")
     start = run.layers()[run.members.index(member)]
-    names = list(matrices(start))
+    names = list(start.parameters)
     if names[0] not in data:
         raise ValueError("the run did not record its parameters; add 'parameters' to record.what")
-    return with_matrices(start, {name: data[name].sel(member=member).isel(step=index).values for name in names})
+    return start.with_parameters({name: data[name].sel(member=member).isel(step=index).values for name in names})
 
 
 def _variable(name: str, array: np.ndarray, run: Run) -> tuple:

@@ -1,3 +1,5 @@
+"""One training run as data: its settings, checked, what they stand for, and the key of its results."""
+
 import dataclasses
 import functools
 import hashlib
@@ -13,25 +15,61 @@ import numpy as np
 from largeprompt import _checks as checks
 from largeprompt._precision import cached, is_float64
 from largeprompt._typing import Numbers
-from largeprompt.attention import AbstractLayer, Head, MultiHead, SoftmaxAttention
+from largeprompt.attention import AbstractLayer, Head, MultiHead, known_kinds
 from largeprompt.dynamics import AbstractTrainer, Training, structured_start
 from largeprompt.icl import LinearRegression, covariance_named, held_tokens, refuse_beyond_memory
 
-from ._record import Record
-from ._validity import ATTENTIONS, validated
-from ._weights import given_layer, of_kind
+from ._lengths import length_from
+from ._settings import COVARIANCES, Table, toml_lines
+from ._weights import FORMS, given_layer
 
 # Part of every key: raised when the same settings come to mean another run, or an engine to draw other numbers.
 FORMAT = 2
+ENGINES = ("auto", "fused", "reference")
+PAIR = ("softmax", "linear")
+QUANTITIES = ("norms", "distances", "parameters", "circuits")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a run records, and at which steps: the first, the last, log-spaced ones and every n-th.
+
+    Always the risk, exact wherever a closed form exists; of `what` any of `norms` of the matrices, `distances` (of
+    softmax to linear attention in a pair, and to the start), `parameters`, and `circuits` (U = s KᵀQ and OV). `draws`
+    is the number of nodes or prompts where the risk must be averaged over some.
+    """
+
+    what: tuple[str, ...] = ("norms", "distances", "parameters")
+    points: int = 100
+    every: int | None = None
+    draws: int = 2**15
+
+    def __post_init__(self):
+        what: Any = self.what
+        names = (what,) if isinstance(what, str) else tuple(what)
+        for name in names:
+            if name not in QUANTITIES:
+                raise ValueError(f"record.what is {name!r}; it must be among {', '.join(QUANTITIES)}")
+        object.__setattr__(self, "what", tuple(name for name in QUANTITIES if name in names))
+        object.__setattr__(self, "points", checks.count("record.points", self.points, at_least=0))
+        object.__setattr__(self, "draws", checks.count("record.draws", self.draws, at_least=2))
+        if self.every is not None:
+            object.__setattr__(self, "every", checks.count("record.every", self.every))
+
+    def steps(self, last: int) -> np.ndarray:
+        """The steps at which a run of `last` steps is recorded, in order; 0 is the start."""
+        spaced = np.geomspace(1, last, self.points).round() if self.points and last else np.empty(0)
+        regular = np.arange(0, last, self.every) if self.every else np.empty(0)
+        return np.unique(np.concatenate([[0, last], spaced, regular]).astype(np.int64))
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One training run as data; without arguments, the paper's setting at L = 100. Paper: Appendix A.
 
-    `sigma`, `omega` and `query_sigma` are names (`kms:0.5`) or matrices; `omega` is I/d by default. A `pair` trains
-    softmax and linear attention from the same weights on the same tokens. `start` is `pytorch`, `structured:ALPHA`
-    (Assumption 5.1) or arrays by name. Matrices and arrays are kept as nested tuples.
+    `attention` is the name of any kind, or `pair`: softmax and linear attention from the same weights on the same
+    tokens. `sigma`, `omega` and `query_sigma` are names (`kms:0.5`) or matrices; `omega` is I/d by default. `start` is
+    `pytorch`, `structured:ALPHA` (Assumption 5.1) or arrays by name. Matrices and arrays are kept as nested tuples.
     """
 
     L: int | float = 100
@@ -58,15 +96,14 @@ class Run:
 
     def __post_init__(self):
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, value in validated(settings).items():
+        for name, value in _validated(settings).items():
             object.__setattr__(self, name, value)
         self.task()
         layer = self._shared_start(draw=False)
         if layer is not None:
             object.__setattr__(self, "outputs", _agreed("outputs", self.outputs, layer.outputs))
-        if isinstance(layer, Head | MultiHead):
-            head = layer if isinstance(layer, Head) else layer.heads[0]
-            object.__setattr__(self, "head_dim", _agreed("head_dim", self.head_dim, head.K.shape[0]))
+        if layer is not None and self.parameters == "KQVO":
+            object.__setattr__(self, "head_dim", _agreed("head_dim", self.head_dim, layer.parameters["K"].shape[-2]))
         if self.head_dim is None:
             object.__setattr__(self, "head_dim", self.dim if self.dim % self.heads else self.dim // self.heads)
         if self.outputs is None:
@@ -80,8 +117,8 @@ class Run:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The attentions that are trained."""
-        return ATTENTIONS[self.attention]
+        """The kinds of attention that are trained, side by side."""
+        return PAIR if self.attention == "pair" else (self.attention,)
 
     def task(self) -> LinearRegression:
         """What is learned, in the precision of the moment."""
@@ -94,7 +131,7 @@ class Run:
         if is_float64() not in self._layers:
             start = self._shared_start()
             assert start is not None
-            self._layers[is_float64()] = tuple(of_kind(start, kind) for kind in self.members)
+            self._layers[is_float64()] = tuple(start.with_kind(kind) for kind in self.members)
         return self._layers[is_float64()]
 
     @functools.cached_property
@@ -102,7 +139,8 @@ class Run:
         """By precision."""
         return {}
 
-    def _shared_start(self, draw: bool = True) -> AbstractLayer | None:
+    def _shared_start(self, draw: bool = True) -> Any:
+        """The layer that all members start from, of softmax attention; None where it is random and not to be drawn."""
         if isinstance(self.start, tuple):
             arrays = dict(self.start)
             if "alpha" in arrays:
@@ -131,9 +169,9 @@ class Run:
         )
 
     def trainer(self) -> AbstractTrainer:
-        """The engine that carries it out."""
+        """The engine that runs it."""
         if not is_float64():
-            raise ValueError("runs are carried out in float64; call largeprompt.use_float64() first")
+            raise ValueError("training runs in float64; call largeprompt.use_float64() first")
         from largeprompt.engine import trainer_for  # imports a compiler, which settings do not need
 
         if self.heads > 1:  # the risk of several heads is an average over prompts
@@ -196,12 +234,10 @@ def _task(sigma: Any, noise: float, omega: Any, query_sigma: Any, d: int) -> Lin
     return LinearRegression(_covariance("sigma", sigma, d), noise, of_weights, query)
 
 
-def _structured(run: Run, alpha: float, Theta: Any) -> SoftmaxAttention:
+def _structured(run: Run, alpha: float, Theta: Any) -> AbstractLayer:
     with warnings.catch_warnings():  # the range of α is the theorem's, and not needed: see the errata
         warnings.filterwarnings("ignore", message="alpha is")
-        start = structured_start(run.task(), alpha, Theta)
-    assert isinstance(start, SoftmaxAttention)
-    return start
+        return structured_start(run.task(), alpha, Theta)
 
 
 def _covariance(name: str, value: str | Numbers, d: int) -> Any:
@@ -212,3 +248,107 @@ def _agreed(name: str, asked: int | None, found: int) -> int:
     if asked not in (None, found):
         raise ValueError(f"{name} is {asked}; the arrays of the start make it {found}")
     return found
+
+
+def as_toml(run: Run) -> str:
+    """A file that makes this run."""
+    settings = run.as_dict()
+    tables = {name: settings.pop(name) for name in ("record", "start") if isinstance(settings[name], dict)}
+    lines = toml_lines(settings)
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *toml_lines(table)]
+    return "\n".join(lines) + "\n"
+
+
+def record_from(settings: Any) -> Record:
+    """The record that a table describes."""
+    if isinstance(settings, Record):
+        return settings
+    names = tuple(field.name for field in dataclasses.fields(Record))
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"record is {settings!r}; it must be a table with {', '.join(names)}")
+    Table("record", settings).holds(*names)
+    return Record(**settings)
+
+
+def _validated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run in their own types, the dimension filled in."""
+    table = Table("", settings)
+    found = {
+        **settings,
+        "L": length_from(settings["L"]),
+        "attention": table.choice("attention", [*known_kinds(), "pair"]),
+        "parameters": table.choice("parameters", FORMS),
+        "engine": table.choice("engine", ENGINES),
+        "noise": table.number("noise", at_least=0),
+        "start": _start(settings["start"]),
+    }
+    found |= {name: table.number(name, above=0) for name in ("score_scale", "rate", "loss_factor")}
+    found |= {name: table.count(name) for name in ("heads", "batch")}
+    found |= {name: table.count(name) for name in ("d", "head_dim", "outputs") if settings[name] is not None}
+    found |= {name: table.count(name, at_least=0) for name in ("weight_seed", "data_seed")}
+    found |= {"steps": table.count("steps", at_least=0, below=2**32)}
+    found |= {name: _matrix_or_name(name, settings[name]) for name in COVARIANCES}
+    if not isinstance(settings["record"], Record):
+        raise ValueError(f"record is {settings['record']!r}; it must be a Record")
+    if found["d"] is None:
+        found["d"] = 5 if isinstance(found["sigma"], str) else len(found["sigma"])
+    _refuse_contradictions(found)
+    return found
+
+
+def _matrix_or_name(name: str, value: Any) -> Any:
+    if isinstance(value, str) or (value is None and name != "sigma"):
+        return value
+    matrix = _as_nested(name, value)
+    if np.ndim(matrix) != 2:
+        raise ValueError(f"{name} is {value!r}; it must be a name such as kms:0.5, or a matrix")
+    return matrix
+
+
+def _as_nested(name: str, value: Any) -> Any:
+    """An array as nested tuples of numbers, which compare, hash and print as what they are."""
+    try:
+        shape = np.shape(value)
+    except ValueError:
+        raise ValueError(f"{name} is not an array: its rows differ in length") from None
+    checks.array(name, value, shape)  # what it returns is rounded where JAX computes in float32
+    return _tuples(np.asarray(value, float).tolist())
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def _start(value: Any) -> str | tuple[tuple[str, Any], ...]:
+    wanted = "it must be pytorch, structured:ALPHA, or arrays in a table, an .npz or an .npy file"
+    if isinstance(value, Mapping | tuple):
+        arrays = dict(value)
+        if "alpha" in arrays and not set(arrays) <= {"alpha", "Theta"}:
+            raise ValueError(f"start has the keys {', '.join(sorted(arrays))}; beside alpha it may have Theta only")
+        return tuple((key, _as_nested(f"start.{key}", arrays[key])) for key in sorted(arrays))
+    if value == "pytorch":
+        return value
+    kind, _, text = value.partition(":") if isinstance(value, str) else ("", "", "")
+    try:
+        alpha = float(text or 0.3)
+    except ValueError:
+        alpha = math.nan
+    if kind != "structured" or not math.isfinite(alpha):
+        raise ValueError(f"start is {value!r}; {wanted}")
+    return f"structured:{alpha!r}"
+
+
+def _refuse_contradictions(found: dict[str, Any]) -> None:
+    start, dim, parameters = found["start"], found["d"] + 1, found["parameters"]
+    if found["outputs"] not in (None, 1, dim):
+        raise ValueError(f"outputs is {found['outputs']}; it must be 1, or {dim} of which the last counts")
+    if parameters == "UV" and found["heads"] > 1:
+        raise ValueError(f"heads is {found['heads']}; with parameters = 'UV' it must be 1")
+    if parameters == "UV" and found["score_scale"] != 1:
+        raise ValueError(
+            f"score_scale is {found['score_scale']:g}; with parameters = 'UV' U holds it, and it must be 1"
+        )
+    structured = start.startswith("structured") if isinstance(start, str) else "alpha" in dict(start)
+    if structured and parameters != "UV":
+        raise ValueError(f"parameters is {parameters!r}; the start of Assumption 5.1 needs parameters = 'UV'")

@@ -1,3 +1,5 @@
+"""The store of results: runs and other experiments under their keys, in a folder."""
+
 import abc
 import contextlib
 import datetime
@@ -15,13 +17,13 @@ import xarray as xr
 
 from ._checkpoint import Checkpoint, Damaged, checkpoint_bytes, checkpoint_from
 from ._files import about, claimed, is_claimed, leftovers, reason, replacing, set_aside
+from ._result import judged, run_from_text
 from ._run import Run
-from ._settings import runs_from
 
 _KEY = 64  # letters
 _LOGS = {"run": "json", "experiment": "experiment.json"}  # by the attribute of a dataset that holds its settings
 _KINDS = ("nc", "checkpoint", "failed", *_LOGS.values())
-_FEW = 1000  # so many runs are asked for one by one, more of them in one listing
+_FEW = 1000  # up to so many runs are looked up one by one, more of them in one listing
 
 
 class Kept(Protocol):
@@ -32,9 +34,9 @@ class Kept(Protocol):
 
 
 class Entry(NamedTuple):
-    """A run that the store knows of: `finished`, `running`, `interrupted` or `failed`.
+    """A run in the store: `finished`, `running`, `interrupted` or `failed`.
 
-    `begun` is one of which the store cannot tell whether someone works on it.
+    `begun` is unfinished, in a store that does not know whether a process works on it.
     """
 
     key: str
@@ -74,7 +76,7 @@ class AbstractStore(abc.ABC):
 
     @abc.abstractmethod
     def _names(self) -> Iterable[str]:
-        """Of all objects."""
+        """The names of all objects."""
 
     @abc.abstractmethod
     def _is_there(self) -> bool:
@@ -85,11 +87,11 @@ class AbstractStore(abc.ABC):
 
     @abc.abstractmethod
     def _working(self, key: str) -> bool | None:
-        """Whether someone works on a run; None if that cannot be told."""
+        """Whether a process works on a run; None if that cannot be known."""
 
     @abc.abstractmethod
     def claim(self, key: str) -> contextlib.AbstractContextManager[bool]:
-        """Whether the run is this block's alone to work on."""
+        """Whether the item is claimed for this block, and for no other process or thread."""
 
     def _place(self, name: str) -> str:
         return f"{self.location}/{name}"
@@ -143,11 +145,7 @@ class AbstractStore(abc.ABC):
             raise Damaged(f"{place} holds the {sort} {held[:12]}, not {key[:12]}")
         if kept != digest(data):
             raise Damaged(f"{place} is damaged: its contents are not those that were written")
-        if sort != "run":
-            return data
-        from ._result import judged  # which reads settings by this module
-
-        return judged(data)
+        return judged(data) if sort == "run" else data
 
     def save(self, item: Kept, data: xr.Dataset, log: dict[str, Any]) -> xr.Dataset:
         """Keep a result, and apart from it how the work went; its checkpoint goes. Returned is what will be read.
@@ -188,8 +186,8 @@ class AbstractStore(abc.ABC):
 
     def fail(self, run: Run, error: str, machine: str) -> None:
         """Keep why a run was given up; its result, once there is one, takes this away."""
-        told = {"run": run.canonical, "error": error, "machine": machine, "failed": _now()}
-        self._write(f"{run.key}.failed", _as_json(told))
+        reason = {"run": run.canonical, "error": error, "machine": machine, "failed": _now()}
+        self._write(f"{run.key}.failed", _as_json(reason))
 
     def failure(self, key: str) -> dict[str, Any]:
         """Why a run was given up: error, machine, time; empty if it was not."""
@@ -204,15 +202,15 @@ class AbstractStore(abc.ABC):
         return kept
 
     def mark(self, name: str) -> None:
-        """Leave a sign that another process can look for, to see that it has the same store."""
+        """Leave a file that another process can look for, to see that it has the same store."""
         self._write(name, b"")
 
     def has_mark(self, name: str) -> bool:
-        """Whether that sign is here."""
+        """Whether that file is here."""
         return self._exists(name)
 
     def unmark(self, name: str) -> None:
-        """Take that sign away."""
+        """Delete that file."""
         self._delete(name)
 
     def run_keys(self) -> list[str]:
@@ -369,21 +367,8 @@ def _sort(data: xr.Dataset) -> str | None:
     return next((sort for sort in _LOGS if isinstance(data.attrs.get(sort), str)), None)
 
 
-def run_of(data: xr.Dataset) -> Run:
-    """The settings inside a result."""
-    return run_from_text(data.attrs["run"])
-
-
-def run_from_text(text: str) -> Run:
-    """The run of a canonical text."""
-    settings = json.loads(text)
-    settings.pop("format")
-    (run,) = runs_from(settings)
-    return run
-
-
 def digest(data: xr.Dataset) -> str:
-    """Of every value and attribute, whatever types a file format turns them into."""
+    """A hash of every value and attribute, whatever types a file format turns them into."""
     total = hashlib.sha256()
     for name in sorted(str(name) for name in data.variables):
         values = np.asarray(data[name].values)
@@ -396,8 +381,8 @@ def digest(data: xr.Dataset) -> str:
     return total.hexdigest()
 
 
-def _as_json(told: dict[str, Any]) -> bytes:
-    return (json.dumps(told, indent=1) + "\n").encode()
+def _as_json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def _now() -> str:

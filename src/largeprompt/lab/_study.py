@@ -1,11 +1,10 @@
-"""How near finite prompts are to their limit, as data: what is measured, carrying it out, and what comes of it."""
+"""How near finite prompts are to their limit, as data: what is measured, and what comes of it."""
 
 import dataclasses
-import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import __version__, concentration
-from largeprompt import _checks as checks
 from largeprompt._device import Device
 from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
-from largeprompt.measures import AbstractMeasure, Empirical
+from largeprompt.measures import AbstractMeasure
 
 from ._laws import layer_from, measure_from, task_from
 from ._lengths import lengths_from
-from ._tables import inlined, short
+from ._settings import Table, inlined, short, toml_lines
 from ._weights import described
 
 _KEYS = ("measure", "query", "layer", "L", "quantity", "replicates", "seed", "query_in_prompt", "bounds")
@@ -56,6 +54,7 @@ class Study:
     attention: AbstractLayer = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
+        table = Table("", vars(self))
         is_task = isinstance(self.measure, Mapping) and self.measure.get("kind") == "regression"
         if is_task and self.query is not None:
             raise ValueError(f"query is {short(self.query)}; a regression has its own, given by measure.query_sigma")
@@ -67,14 +66,11 @@ class Study:
             "attention": layer_from(self.layer, tokens.dim),
             "lengths": lengths_from(self.lengths),
             "quantities": _quantities(self.quantities, is_task),
-            "replicates": checks.count("replicates", self.replicates, at_least=2),
-            "seed": checks.count("seed", self.seed, at_least=0),
-            "query_in_prompt": _truth("query_in_prompt", self.query_in_prompt),
-            "bounds": _truth("bounds", self.bounds),
+            "replicates": table.count("replicates", at_least=2, below=10**7 + 1),
+            "seed": table.count("seed", at_least=0, below=2**32),
+            "query_in_prompt": table.truth("query_in_prompt"),
+            "bounds": table.truth("bounds"),
         }
-        for name, most in (("seed", 2**32 - 1), ("replicates", 10**7)):
-            if found[name] > most:
-                raise ValueError(f"{name} is {found[name]}; it must be at most {most}")
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
@@ -86,22 +82,12 @@ class Study:
 
     def as_toml(self) -> str:
         """A file that makes this study, with the arrays of other files in it."""
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.settings.items())
+        return "".join(f"{line}\n" for line in toml_lines(self.settings))
 
     @property
     def layer_in_words(self) -> str:
         """The layer's matrices and the factor of its scores."""
-        return described(self.attention, "scale" in self.layer)
-
-    @property
-    def work(self) -> dict[int | str, int]:
-        """The parts of `run`, each with its share of the work.
-
-        A length also pays for its part of the compilation, about as long as a thousand tokens a prompt take, and
-        for the limit at each query, which reads all tokens of a law that is given by its tokens.
-        """
-        atoms = self.tokens.size if isinstance(self.tokens, Empirical) else 0
-        return {L: 1000 + L + atoms for L in self.lengths} | dict.fromkeys(self.quantities, 3000 + atoms)
+        return described(self.attention, self.layer.get("kind", "softmax"), "scale" in self.layer)
 
     def run(self, progress: Progress | None = None, *, device: Device = "auto") -> xr.Dataset:
         """Measure, predict and bound.
@@ -110,39 +96,35 @@ class Study:
         """
         if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError("studies run in float64; call largeprompt.use_float64() first")
-        work = self.work
-        with (progress or Progress()).task("measuring", sum(work.values())) as advance:
-            return self._run(lambda part: advance(work[part], _part_done(part)), device)
-
-    def _run(self, done: Callable[[int | str], None], device: Device) -> xr.Dataset:
-        began = time.perf_counter()
+        began, progress = time.perf_counter(), progress or Progress()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))
         subject: Any = (self.attention, self.tokens, self.queries, self.lengths, self.quantities, of_prompts)
         options: Any = {"replicates": self.replicates, "query_in_prompt": self.query_in_prompt}
         with warnings.catch_warnings():  # what cannot be trusted is marked as such
             warnings.filterwarnings("ignore", message=".*the mean cannot be trusted")
-            measured: Any = concentration.deviation(*subject, **options, device=device, done=done)
+            measured: Any = concentration.deviation(*subject, **options, device=device, progress=progress)
         curves, numbers = {}, {}
-        for quantity in self.quantities:
-            predicted, method, note = self._predicted(quantity, of_prediction)
-            bound, name, refusal = self._bounded(quantity)
-            curves[quantity] = _measured(measured[quantity]) | {
-                "predicted": _array(predicted, "mean_square", len(self.lengths)),
-                "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
-                "bound_log10": bound,
-            }
-            numbers[quantity] = dataclasses.asdict(concentration.compare(measured[quantity], predicted)) | {
-                "constant": _number(predicted, "constant"),
-                "constant_stderr": _number(predicted, "constant_stderr"),
-                **_regime(predicted),
-                "exact": predicted is not None and predicted.exact,
-                "method": method,
-                "note": note,
-                "sampler": measured[quantity].method,
-                "bound_name": name,
-                "bound_refusal": refusal,
-            }
-            done(quantity)
+        with progress.task("predicting", len(self.quantities)) as advance:
+            for quantity in self.quantities:
+                predicted, method, note = self._predicted(quantity, of_prediction)
+                bound, name, refusal = self._bounded(quantity)
+                curves[quantity] = _measured(measured[quantity]) | {
+                    "predicted": _array(predicted, "mean_square", len(self.lengths)),
+                    "predicted_stderr": _array(predicted, "stderr", len(self.lengths)),
+                    "bound_log10": bound,
+                }
+                numbers[quantity] = dataclasses.asdict(concentration.compare(measured[quantity], predicted)) | {
+                    "constant": _number(predicted, "constant"),
+                    "constant_stderr": _number(predicted, "constant_stderr"),
+                    **_regime(predicted),
+                    "exact": predicted is not None and predicted.exact,
+                    "method": method,
+                    "note": note,
+                    "sampler": measured[quantity].method,
+                    "bound_name": name,
+                    "bound_refusal": refusal,
+                }
+                advance(1, quantity)
         versions = f"largeprompt {__version__}, jax {jax.__version__}, numpy {np.__version__}"
         return xr.Dataset(
             {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}
@@ -185,10 +167,6 @@ class Study:
         return found, name, refusal if self.bounds else "not asked for"
 
 
-def _part_done(part: int | str) -> str:
-    return f"predicted the {part}" if isinstance(part, str) else f"measured L = {part}"
-
-
 def _measured(found: Any) -> dict[str, np.ndarray]:
     """The curves of a measured quantity; of risks also the gap itself."""
     names = ("stderr", "low", "high", "effective", "needed", *(() if found.gap is None else ("gap", "gap_stderr")))
@@ -217,9 +195,7 @@ def _names(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 def study_from(settings: Mapping[str, Any], folder: Path | str = ".") -> Study:
     """The study of some settings, as a TOML file holds them; files that they name lie in the folder."""
-    for name, value in settings.items():
-        if name not in _KEYS:
-            raise ValueError(f"{name} = {short(value)} is not a setting; they are {', '.join(_KEYS)}")
+    Table("", settings).holds(*_KEYS)
     return Study(**{_BEFORE.get(name, name): inlined(name, value, folder) for name, value in settings.items()})
 
 
@@ -236,20 +212,3 @@ def _quantities(value: Any, is_task: bool) -> tuple[str, ...]:
             of = "a regression" if is_task else "a law of tokens"
             raise ValueError(f"quantity has {name!r}; of {of} it must be among {', '.join(known)}")
     return names
-
-
-def _truth(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {short(value)}; it must be true or false")
-    return value
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it, tables within a line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,5 @@
-import dataclasses
+"""Many results as a table: a row for each setting and kind of attention."""
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -6,26 +7,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ._grid import varying
+from ._result import run_of
 from ._run import Run
-from ._store import run_of
 from ._verdict import VERDICTS, wilson
 from ._yardstick import yardstick
-
-_SEEDS = ("weight_seed", "data_seed")
-_ALWAYS = ("sigma", "L")
 
 
 def setting(run: Run, name: str) -> Any:
     """A setting as a label: names and numbers as they are, arrays as `given`."""
     value = getattr(run, name)
     return "default" if value is None else "given" if isinstance(value, tuple) else value
-
-
-def varying(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The settings that tell the rows of a summary apart: covariance, length, and whatever else differs but seeds."""
-    told_elsewhere = (*_ALWAYS, *_SEEDS, "attention", "record")
-    names = [field.name for field in dataclasses.fields(Run) if field.name not in told_elsewhere]
-    return _ALWAYS + tuple(name for name in names if len({getattr(run, name) for run in runs}) > 1)
 
 
 def summary(results: Sequence[xr.Dataset]) -> list[dict[str, Any]]:

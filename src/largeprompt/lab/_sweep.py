@@ -1,3 +1,5 @@
+"""Many runs on one machine: over its cores, or side by side on its GPU."""
+
 import contextlib
 import os
 import signal
@@ -9,14 +11,13 @@ import xarray as xr
 from largeprompt._device import Device, DeviceName, resolve_device
 from largeprompt._progress import Progress
 
-from ._engines import with_engines
-from ._execution import CHECKPOINT_SECONDS, attempt
+from ._grid import with_engines
 from ._remote_store import store_at
 from ._run import Run
-from ._sitting import Interrupted
+from ._session import CHECKPOINT_SECONDS, Interrupted, attempt
 from ._store import AbstractStore
 
-MOST_ON_GPU = 512  # runs side by side: each holds a file open, its lock
+MOST_ON_GPU = 512  # runs side by side: each keeps its lock file open
 
 
 def usable_cores() -> int:
@@ -37,9 +38,9 @@ def sweep(
 ) -> list[xr.Dataset]:
     """The results of many runs, `jobs` at a time: first those with a checkpoint, then those with the most `seconds`.
 
-    On a GPU, where `device` asks for one and there is one, all that the compiled loops apply to go side by side. Runs
+    On a GPU, where `device` resolves to one, all runs that the compiled loops apply to go side by side. Runs
     that are in the store are not run again. Several processes given the same runs share them. An interrupt
-    (Ctrl-C), or `stop` set by another thread, makes every run keep a checkpoint and raises `Interrupted`; so does the
+    (Ctrl-C), or `stop` set by another thread, makes every run save a checkpoint and raises `Interrupted`; so does the
     failure of one run.
     """
     store, progress, stop = store or store_at(), progress or Progress(), stop or threading.Event()
@@ -119,7 +120,7 @@ def _interrupts_heard(stop: threading.Event) -> Iterator[None]:
 
 
 def _wait(ends: list[threading.Event]) -> None:
-    # not for the threads themselves: an interrupted join takes a thread at work for one that has ended
+    # not for the threads themselves: an interrupted join takes a running thread for one that has ended
     for end in ends:
         while not end.wait(0.2):
             pass
@@ -145,8 +146,8 @@ class _Work:
         self.failure: BaseException | None = None
 
     def run_on_gpu(self) -> None:
-        """Those that can be, as many at a time as one process should hold; the others stay in line."""
-        from ._fleet import carried_out_together  # imports a compiler
+        """Run those that the compiled loops apply to, as many at a time as one process should hold; others wait."""
+        from ._gpu_batch import run_together  # imports a compiler
 
         named = with_engines(self.runs)
         able = [i for i in self._waiting if named[i].engine == "fused"]
@@ -154,12 +155,12 @@ class _Work:
             batch = able[first : first + MOST_ON_GPU]
             options = self._store, self._progress, self.stop, self._checkpoint_seconds
             with _interrupts_heard(self.stop):
-                found = carried_out_together([self.runs[i] for i in batch], *options)
+                found = run_together([self.runs[i] for i in batch], *options)
             self.results |= {i: data for i, data in zip(batch, found, strict=True) if data is not None}
         self._waiting = [i for i in self._waiting if i not in self.results]
 
     def begin(self) -> threading.Event:
-        """Set a thread to work; the event comes when it has ended."""
+        """Start a thread that runs what waits; the event is set when it has ended."""
         end = threading.Event()
 
         def work() -> None:
@@ -172,7 +173,7 @@ class _Work:
         return end
 
     def _work(self) -> None:
-        """Take run after run until none is left; one that another process is at goes to the end of the line."""
+        """Take run after run until none is left; one that another process runs goes to the end of the line."""
         while not self.stop.is_set():
             with self._lock:
                 if not self._waiting:

@@ -7,68 +7,34 @@ import equinox as eqx
 import numpy as np
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, Head, LinearAttention, MultiHead, SoftmaxAttention
+from largeprompt.attention import Head, MultiHead, SoftmaxAttention, heads_of
 
 Matrices = dict[str, np.ndarray]
-Merged = SoftmaxAttention | LinearAttention
 FORMS = {"KQVO": ("K", "Q", "V", "O"), "UV": ("U", "V")}
 
 
-def matrices(layer: AbstractLayer) -> Matrices:
+def matrices(layer: Any) -> Matrices:
     """The parameters of a layer by name."""
-    if isinstance(layer, MultiHead):
-        each = [matrices(head) for head in layer.heads]
-        return {name: np.stack([one[name] for one in each]) for name in each[0]}
-    names = FORMS["KQVO" if isinstance(layer, Head) else "UV"]
-    return {name: np.asarray(getattr(layer, name)) for name in names if getattr(layer, name) is not None}
+    return {name: np.asarray(matrix) for name, matrix in layer.parameters.items()}
 
 
-def with_matrices(layer: AbstractLayer, arrays: Mapping[str, np.ndarray]) -> Any:
-    """A layer of the same kind with other parameters."""
-    if isinstance(layer, MultiHead):
-        heads = [
-            with_matrices(head, {name: array[i] for name, array in arrays.items()})
-            for i, head in enumerate(layer.heads)
-        ]
-        return eqx.tree_at(lambda several: several.heads, layer, tuple(heads))
-    names = list(matrices(layer))
-    return eqx.tree_at(lambda one: [getattr(one, name) for name in names], layer, [arrays[name] for name in names])
+def circuits(layers: Any, heads: int) -> Matrices:
+    """The maps of many layers: QK, the matrix U of the scores, and OV, what a token is written out as."""
+    merged = eqx.filter_vmap(lambda layer: [(head.U, head.V) for head in heads_of(layer) or ()])(layers)
+    QK, OV = (np.stack([np.asarray(head[i]) for head in merged], axis=1) for i in (0, 1))
+    return {"QK": QK, "OV": OV} if heads > 1 else {"QK": QK[:, 0], "OV": OV[:, 0]}
 
 
-def of_kind(layer: AbstractLayer, kind: str) -> Any:
-    """The same weights in softmax or in linear attention."""
-    if isinstance(layer, MultiHead):
-        return MultiHead([of_kind(head, kind) for head in layer.heads])
-    if isinstance(layer, Head):
-        return Head(layer.K, layer.Q, layer.V, layer.O, layer.scale, "softmax" if kind == "softmax" else "linear")
-    assert isinstance(layer, Merged)
-    return (SoftmaxAttention if kind == "softmax" else LinearAttention)(layer.U, layer.V)
-
-
-def described(layer: AbstractLayer, scale_given: bool = True) -> str:
+def described(layer: Any, kind: str, scale_given: bool = True) -> str:
     """A layer's kind, the shapes of its matrices and the factor of its scores, in words."""
-    shapes = ", ".join(f"{name} {' × '.join(map(str, array.shape))}" for name, array in matrices(layer).items())
-    if isinstance(layer, Head):
-        default = "" if scale_given else " by default"
-        return f"{layer.kind} attention with {shapes}; scores times {layer.scale:g}{default}"
-    kind = "linear" if isinstance(layer, LinearAttention) else "softmax"
-    return f"{kind} attention with {shapes}; U holds the scale of the scores"
+    shapes = ", ".join(f"{name} {' × '.join(map(str, array.shape))}" for name, array in layer.parameters.items())
+    default = "" if scale_given else " by default"
+    scale = "U holds the scale of the scores" if "U" in layer.parameters else f"scores times {layer.scale:g}{default}"
+    return f"{kind} attention with {shapes}; {scale}"
 
 
-def circuits(layer: AbstractLayer) -> Matrices:
-    """What the layer is as a map: QK, the matrix U of its scores, and OV, what a token is written out as."""
-    if isinstance(layer, MultiHead):
-        each = [circuits(head) for head in layer.heads]
-        return {name: np.stack([one[name] for one in each]) for name in each[0]}
-    if isinstance(layer, Head):
-        K, Q, V = (np.asarray(matrix) for matrix in (layer.K, layer.Q, layer.V))
-        return {"QK": layer.scale * K.T @ Q, "OV": V if layer.O is None else np.asarray(layer.O) @ V}
-    found = matrices(layer)
-    return {"QK": found["U"], "OV": found["V"]}
-
-
-def given_layer(arrays: Mapping[str, Any], parameters: str, dim: int, heads: int, scale: float) -> AbstractLayer:
-    """The softmax layer of arrays given by a user, once their names and shapes are right."""
+def given_layer(arrays: Mapping[str, Any], parameters: str, dim: int, heads: int, scale: float) -> Any:
+    """The layer of softmax attention with these arrays, once they are all there and of the right shapes."""
     wanted = FORMS[parameters]
     needed = [name for name in wanted if name != "O"]
     if not set(needed) <= set(arrays) <= set(wanted):
@@ -82,21 +48,16 @@ def given_layer(arrays: Mapping[str, Any], parameters: str, dim: int, heads: int
         return np.asarray(checks.array(f"start.{name}", arrays[name], (*axis, rows, columns)))
 
     if parameters == "UV":
-        return SoftmaxAttention(checked("U", dim, dim), _outputs(checked("V", None, dim), "V", dim))
-    K = checked("K", None, dim)
-    Q = checked("Q", K.shape[-2], dim)
-    V = checked("V", None, dim)
-    O = checked("O", None, V.shape[-2]) if "O" in arrays else None
-    if O is None:
-        _outputs(V, "V", dim)
+        found: dict[str, Any] = {"U": checked("U", dim, dim), "V": checked("V", None, dim)}
     else:
-        _outputs(O, "O", dim)
+        found = {"K": (K := checked("K", None, dim)), "Q": checked("Q", K.shape[-2], dim)}
+        found["V"] = V = checked("V", None, dim)
+        found |= {"O": checked("O", None, V.shape[-2])} if "O" in arrays else {}
+    last = list(found)[-1]
+    if (rows := found[last].shape[-2]) not in (1, dim):
+        raise ValueError(f"start.{last} has {rows} rows; it must have 1, or {dim} of which the last counts")
+    if parameters == "UV":
+        return SoftmaxAttention(**found)
     if heads == 1:
-        return Head(K, Q, V, O, scale)
-    return MultiHead([Head(K[i], Q[i], V[i], None if O is None else O[i], scale) for i in range(heads)])
-
-
-def _outputs(array: np.ndarray, name: str, dim: int) -> np.ndarray:
-    if array.shape[-2] not in (1, dim):
-        raise ValueError(f"start.{name} has {array.shape[-2]} rows; it must have 1, or {dim} of which the last counts")
-    return array
+        return Head(**found, scale=scale)
+    return MultiHead([Head(**{name: stack[i] for name, stack in found.items()}, scale=scale) for i in range(heads)])

@@ -1,4 +1,4 @@
-"""One run as a task of a cluster: what a worker does, and the little that it tells. Nothing here imports Dask."""
+"""One run as a task of a cluster: what a worker does, and its short report. Nothing here imports Dask."""
 
 import hashlib
 import platform
@@ -9,31 +9,30 @@ from typing import Any, NamedTuple
 from largeprompt import __version__, use_float64
 from largeprompt._progress import Progress
 
-from ._execution import train
 from ._remote_store import store_at
-from ._sitting import Interrupted
-from ._store import run_from_text
+from ._result import run_from_text
+from ._session import Interrupted, train
 
 _stops: dict[str, threading.Event] = {}
 _seen: set[tuple[str, str]] = set()
 
 
 class Order(NamedTuple):
-    """What the tasks of one sweep have in common: `mark` is a sign in the store that its driver has left there."""
+    """What the tasks of one sweep have in common: `mark` is a file that its driver has left in the store."""
 
     store: str
-    session: str
+    sweep: str
     mark: str
     checkpoint_seconds: float
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """What became of a run: `finished`, `found` finished, `failed`, `interrupted`, or `elsewhere`: another store.
 
-    `session` is that of the sweep which ordered it: drivers with the same run share a task.
+    `sweep` is the sweep that submitted it: drivers with the same run share a task.
     """
 
-    session: str
+    sweep: str
     status: str
     machine: str
     message: str = ""
@@ -41,7 +40,7 @@ class Told(NamedTuple):
 
 
 class _Notes(Progress):
-    """Keeps what a user should know of, until the run ends."""
+    """Keeps warnings until the run ends."""
 
     def __init__(self):
         self.messages: list[str] = []
@@ -54,26 +53,26 @@ class _Notes(Progress):
         self.messages.append(message)
 
 
-def run_task(text: str, order: Order) -> Told:
-    """The run of a canonical text, from the store or from its last checkpoint on; its result stays in the store.
+def run_task(text: str, order: Order) -> Report:
+    """Run the settings of a canonical text, from the last checkpoint on; the result goes to the store.
 
-    A failure is an answer, and kept in the store. If another process is at the run, wait for its result.
+    A failure is reported, and kept in the store. If another process runs it, wait for its result.
     """
     use_float64()
     key, notes = hashlib.sha256(text.encode()).hexdigest(), _Notes()
 
-    def told(status: str, message: str = "") -> Told:
-        return Told(order.session, status, platform.node(), message, tuple(notes.messages))
+    def report(status: str, message: str = "") -> Report:
+        return Report(order.sweep, status, platform.node(), message, tuple(notes.messages))
 
-    stop = _stop(order.session)
+    stop = _stop(order.sweep)
     if stop.is_set():
-        return told("interrupted")
+        return report("interrupted")
     store = run = None
     try:
         store = store_at(order.store)
         if (order.store, order.mark) not in _seen:
             if not store.has_mark(order.mark):
-                return told("elsewhere")
+                return report("elsewhere")
             _seen.add((order.store, order.mark))
         read = run_from_text(text)
         if read.key != key:
@@ -81,7 +80,7 @@ def run_task(text: str, order: Order) -> Told:
         run = read
         train(run, store, progress=notes, stop=stop, checkpoint_seconds=order.checkpoint_seconds)
     except Interrupted:
-        return told("interrupted")
+        return report("interrupted")
     except Exception as error:
         message = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
         if store is not None and run is not None:
@@ -89,20 +88,20 @@ def run_task(text: str, order: Order) -> Told:
                 store.fail(run, message, platform.node())
             except OSError as second:
                 notes.warn(f"why run {key[:12]} failed could not be kept: {second}")
-        return told("failed", message)
-    return told("found" if notes.found else "finished")
+        return report("failed", message)
+    return report("found" if notes.found else "finished")
 
 
-def halt(session: str) -> None:
-    """Make every run of a sweep in this process keep a checkpoint and end."""
-    _stop(session).set()
+def halt(sweep: str) -> None:
+    """Make every run of a sweep in this process save a checkpoint and end."""
+    _stop(sweep).set()
 
 
-def _stop(session: str) -> threading.Event:
-    return _stops.setdefault(session, threading.Event())
+def _stop(sweep: str) -> threading.Event:
+    return _stops.setdefault(sweep, threading.Event())
 
 
 def dask_setup(worker: Any) -> None:
-    """As a preload of the workers of a local cluster: Ctrl-C is the driver's to hear, who tells them."""
+    """As a preload of the workers of a local cluster: Ctrl-C is for the driver, which stops them."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-r"""What the risk of a run is held against: the least risk of layers of its shape, or what is known of it.
+r"""What the risk of a run is compared with: the least risk of layers of its shape, or what is known of it.
 
 With $\hat s = \frac1L\sum_l y_lx_l$, the odd part under $(w,\eta)\to-(w,\eta)$ of the output of linear heads is
 $\hat s\cdot Mx$, $M = \sum_h(r_hA_h + p_hc_h^\top)$, a matrix of rank at most `heads` times `head_dim`; the target is
@@ -32,7 +32,7 @@ from largeprompt.icl import (
     root,
 )
 
-from ._run import Run
+from ._run import PAIR, Run
 
 SHARE_OF_ZERO = 0.01
 LITTLE = 1e-3  # of the risk of predicting 0: a spurious minimum that costs twice that or less is as good as the optimum
@@ -43,7 +43,7 @@ _searching = threading.Lock()  # runs side by side share one search for an optim
 
 
 class Yardstick(NamedTuple):
-    """What a run is held against: the optimum, the risk of predicting 0, the excess of spurious minima, a length.
+    """What a run is compared with: the optimum, the risk of predicting 0, the excess of spurious minima, a length.
 
     Where the optimum is not known (NaN), no layer is better than `floor`, and some come as near as wanted to
     `attainable`.
@@ -124,6 +124,8 @@ def _yardstick(run: Run, member: str, heads: int, width: int, one_head: float | 
     except ValueError:  # a singular covariance: then it is not known
         spurious = 0.0
     given = zero, spurious, _long_enough(task)
+    if member not in PAIR:  # nothing is known of other kinds, but that they can predict 0
+        return Yardstick(math.nan, zero, 0.0, _long_enough(task), floor=bayes(run), attainable=zero)
     if member == "linear" or math.inf == L:
         known = one_head if one_head is not None and width >= needed else None
         return Yardstick(least_linear_risk(task, L, min(d, heads * width)) if known is None else known, *given)

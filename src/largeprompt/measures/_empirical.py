@@ -31,6 +31,12 @@ class Empirical(AbstractMeasure):
         self.log_weights = None if weights is None else checks.probabilities("weights", weights, self.points.shape[0])
         self.theta = jnp.zeros(self.points.shape[1], self.points.dtype)
 
+    @classmethod
+    def from_log_weights(cls, points: Float[Array, "L D"], log_weights: Float[Array, " L"] | None) -> "Empirical":
+        """Atoms with the logarithms of their weights, which add up to 1; nothing is checked."""
+        uniform = cls(points)
+        return eqx.tree_at(lambda mu: mu.log_weights, uniform, log_weights, is_leaf=lambda leaf: leaf is None)
+
     @property
     def dim(self) -> int:
         return self.points.shape[1]
@@ -67,8 +73,8 @@ class Empirical(AbstractMeasure):
     def _quartic(self, f, u, breaks, A, B):
         return token_quartic(self.points, self.log_weights, self.theta, f, u, A, B)
 
-    def _averages_exactly(self):
-        return True
+    def _atoms(self):
+        return self
 
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]

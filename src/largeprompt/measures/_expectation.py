@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._streaming import folded, tilted_log_mass
+from ._streaming import token_sum
 
 ScoreFunction = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 
@@ -101,20 +101,17 @@ def token_expectation(
 ) -> Expectation:
     """The expectation over tilted tokens, streamed; with its standard error where they are a sample of a law."""
     D = points.shape[1]
-    log_mass = tilted_log_mass(points, log_weights, theta)
 
-    def part(tokens, weights):
-        masses, values = _masses(tokens, weights, theta, log_mass), f(tokens @ u)
+    def part(tokens, masses):
+        values = f(tokens @ u)
         # one product for all moments: under a vmap over u, that of a matrix of scores with one matrix of tokens
         squares = (tokens[:, :, None] * tokens[:, None, :]).reshape(-1, D * D)
-        moments = jnp.concatenate([jnp.ones_like(tokens[:, :1]), tokens, squares], axis=1)
-        sums = (masses * values) @ moments
+        sums = (masses * values) @ jnp.concatenate([jnp.ones_like(tokens[:, :1]), tokens, squares], axis=1)
         if not sampled:
             return sums, jnp.zeros(3, sums.dtype)
-        of_error = masses**2 * jax.lax.stop_gradient(jnp.stack([jnp.ones_like(values), values, values**2]))
-        return sums, of_error.sum(axis=1)
+        return sums, jnp.stack([jnp.ones_like(values), values, values**2]) @ masses**2
 
-    sums, (zeroth, first, second) = folded(part, points, log_weights, _chunk(1 + D + D * D))
+    sums, (zeroth, first, second) = token_sum(points, log_weights, theta, 1 + D + D * D, part)
     value = sums[0]
     variance = second - 2 * value * first + value**2 * zeroth
     stderr = jax.lax.stop_gradient(jnp.sqrt(jnp.maximum(variance, 0)))
@@ -131,21 +128,9 @@ def token_quartic(
     B: Float[Array, "D1 D1"],
 ) -> Float[Array, ""]:
     """E f(s) (xᵀAx)(xᵀBx) over tilted tokens, for x = (z, 1), streamed."""
-    log_mass = tilted_log_mass(points, log_weights, theta)
 
-    def part(tokens, weights):
+    def part(tokens, masses):
         x = jnp.concatenate([tokens, jnp.ones_like(tokens[:, :1])], axis=1)
-        forms = jnp.sum((x @ A) * x, axis=1) * jnp.sum((x @ B) * x, axis=1)
-        return _masses(tokens, weights, theta, log_mass) @ (f(tokens @ u) * forms)
+        return masses @ (f(tokens @ u) * jnp.sum((x @ A) * x, axis=1) * jnp.sum((x @ B) * x, axis=1))
 
-    return folded(part, points, log_weights, _chunk(4 * points.shape[1]))
-
-
-def _masses(tokens, log_weights, theta, log_mass):
-    scores = tokens @ theta
-    return jnp.exp((scores if log_weights is None else scores + log_weights) - log_mass)
-
-
-def _chunk(columns: int) -> int:
-    """Tokens taken at once, of which so many numbers are held each: few enough for thousands of directions at once."""
-    return max(64, min(4096, 2**20 // columns))
+    return token_sum(points, log_weights, theta, 4 * points.shape[1], part)

@@ -70,10 +70,15 @@ class AbstractMeasure(AbstractShown):
         """E (yᵀAy)(yᵀBy) for y = z - mean + b and symmetric A, B."""
         return of_cumulants(lambda s: self._tilt(s)._cov(), self._cov(), b, A, B)
 
+    def _atoms(self) -> "AbstractMeasure | None":
+        """The same law as an `Empirical` of all its tokens; None where it has more than a few."""
+        return None
+
     def _expectation(self, f: ScoreFunction, u: Float[Array, " D"], breaks: Float[Array, " b"]) -> Expectation:
-        """By default over a fixed sample; derivatives in the measure's own numbers do not see its tokens move."""
-        tokens = self._fixed_sample()
-        return token_expectation(tokens, None, jnp.zeros_like(u), f, u, sampled=True)
+        """By default over all tokens, or a fixed sample, which derivatives in the measure's own numbers do not move."""
+        if (atoms := self._atoms()) is not None:
+            return atoms._expectation(f, u, breaks)
+        return token_expectation(self._fixed_sample(), None, jnp.zeros_like(u), f, u, sampled=True)
 
     def _quartic(
         self,
@@ -83,12 +88,14 @@ class AbstractMeasure(AbstractShown):
         A: Float[Array, "D1 D1"],
         B: Float[Array, "D1 D1"],
     ) -> Float[Array, ""]:
-        """E f(s) (xᵀAx)(xᵀBx) for x = (z, 1) and symmetric A, B."""
+        """E f(s) (xᵀAx)(xᵀBx) for x = (z, 1) and symmetric A, B, as exact as `_expectation`."""
+        if (atoms := self._atoms()) is not None:
+            return atoms._quartic(f, u, breaks, A, B)
         return token_quartic(self._fixed_sample(), None, jnp.zeros_like(u), f, u, A, B)
 
     def _averages_exactly(self) -> bool:
         """Whether `_expectation` and `_quartic` are exact, and not averages over a fixed sample."""
-        return False
+        return self._atoms() is not None
 
     def _fixed_sample(self) -> Float[Array, "n D"]:
         """The tokens that stand for a measure where no exact average is known, always the same."""
@@ -160,3 +167,20 @@ def as_measure(name: str, mu: Any, dim: int | None = None) -> AbstractMeasure:
     if dim is not None and mu.dim != dim:
         raise ValueError(f"{name} has tokens of dimension {mu.dim}; they must be of dimension {dim}")
     return mu
+
+
+def linearised(mu: AbstractMeasure, f: ScoreFunction, u: Float[Array, " D"]) -> Expectation:
+    """The expectation for scores near 0, where f(s) is f(0) + f'(0)s."""
+    zero = jnp.zeros_like(u)
+    constant, slope = jax.jvp(lambda s: f(s)[0], (jnp.zeros(1, u.dtype),), (jnp.ones(1, u.dtype),))
+    second, third = jax.jvp(lambda s: exponential_second_moment(mu, s), (zero,), (u,))
+    mean = mu._mean()
+    value, times_z = constant + slope * (u @ mean), constant * mean + slope * second @ u
+    return Expectation(value, times_z, constant * second + slope * third, jnp.zeros((), u.dtype))
+
+
+def exponential_second_moment(mu: AbstractMeasure, s: Float[Array, " D"]) -> Float[Array, "D D"]:
+    """E zzᵀ e^{⟨s,z⟩}, whose derivatives at 0 are moments of higher order."""
+    tilted = mu._tilt(s)
+    mean = tilted._mean()
+    return jnp.exp(mu._cgf(s)) * (tilted._cov() + jnp.outer(mean, mean))

@@ -1,11 +1,19 @@
 import itertools
+import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from ._empirical import Empirical
+from ._gaussian import Gaussian
 from ._measure import AbstractMeasure, as_measure
+
+Tree = TypeVar("Tree")
+_COMBINED = 4096  # combinations of atoms that are gone through
 
 
 class Product(AbstractMeasure):
@@ -44,6 +52,40 @@ class Product(AbstractMeasure):
 
     def _cov(self):
         return jax.scipy.linalg.block_diag(*[mu._cov() for mu in self.factors])
+
+    def _atoms(self):
+        return self._finite_part() if all(not isinstance(mu, Gaussian) for mu in self.factors) else None
+
+    def _finite_part(self) -> Empirical | None:
+        """All combinations of atoms and of the means of Gaussian factors; None where they are too many."""
+        parts = [Empirical(mu.m[None]) if isinstance(mu, Gaussian) else mu._atoms() for mu in self.factors]
+        known = [part for part in parts if isinstance(part, Empirical)]
+        if len(known) < len(parts) or math.prod(part.size for part in known) > _COMBINED:
+            return None
+        which = jnp.meshgrid(*[jnp.arange(part.size) for part in known], indexing="ij")
+        points = [part.points[index.ravel()] for part, index in zip(known, which, strict=True)]
+        logs = [part.log_masses()[index.ravel()] for part, index in zip(known, which, strict=True)]
+        return Empirical.from_log_weights(jnp.concatenate(points, axis=1), jnp.stack(logs).sum(axis=0))
+
+    def _given_atoms(self, average: Callable[[Gaussian], Tree], finite: Empirical) -> Tree:
+        """The average of what Gaussians give, one about each combination of atoms, with one covariance for all."""
+        spread = [mu.Gamma if isinstance(mu, Gaussian) else jnp.zeros((mu.dim, mu.dim)) for mu in self.factors]
+        some = Gaussian(finite.points[0], jax.scipy.linalg.block_diag(*spread))
+        parts = jax.vmap(lambda m: average(eqx.tree_at(lambda mu: mu.m, some, m)))(finite.points)
+        return jax.tree.map(lambda part: jnp.tensordot(jnp.exp(finite.log_masses()), part, 1), parts)
+
+    def _expectation(self, f, u, breaks):
+        if self._atoms() is None and (finite := self._finite_part()) is not None:
+            return self._given_atoms(lambda mu: mu._expectation(f, u, breaks), finite)
+        return super()._expectation(f, u, breaks)
+
+    def _quartic(self, f, u, breaks, A, B):
+        if self._atoms() is None and (finite := self._finite_part()) is not None:
+            return self._given_atoms(lambda mu: mu._quartic(f, u, breaks, A, B), finite)
+        return super()._quartic(f, u, breaks, A, B)
+
+    def _averages_exactly(self):
+        return self._finite_part() is not None
 
     def _sample(self, key: PRNGKeyArray, n: int):
         keys = jax.random.split(key, len(self.factors))

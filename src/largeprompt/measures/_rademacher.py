@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._expectation import token_expectation, token_quartic
+from ._empirical import Empirical
 from ._measure import AbstractMeasure
 
 _ENUMERATED = 12  # coordinates up to which all signs are gone through
@@ -45,23 +45,11 @@ class Rademacher(AbstractMeasure):
         log_variance = jax.nn.log_sigmoid(2 * self.bias) + jax.nn.log_sigmoid(-2 * self.bias)
         return jnp.diag(4 * self.h**2 * jnp.exp(log_variance))
 
-    def _atoms(self) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
-        """All tokens and the logarithms of their masses."""
+    def _atoms(self):
+        if self.dim > _ENUMERATED:
+            return None
         signs = jnp.asarray(list(itertools.product((-1.0, 1.0), repeat=self.dim)), self.h.dtype)
-        return signs * self.h, jax.nn.log_sigmoid(2 * self.bias * signs).sum(axis=1)
-
-    def _expectation(self, f, u, breaks):
-        if not self._averages_exactly():
-            return super()._expectation(f, u, breaks)
-        return token_expectation(*self._atoms(), jnp.zeros_like(u), f, u)
-
-    def _quartic(self, f, u, breaks, A, B):
-        if not self._averages_exactly():
-            return super()._quartic(f, u, breaks, A, B)
-        return token_quartic(*self._atoms(), jnp.zeros_like(u), f, u, A, B)
-
-    def _averages_exactly(self):
-        return self.dim <= _ENUMERATED
+        return Empirical.from_log_weights(signs * self.h, jax.nn.log_sigmoid(2 * self.bias * signs).sum(axis=1))
 
     def _sample(self, key: PRNGKeyArray, n: int):
         plus = jax.random.uniform(key, (n, self.dim), self.h.dtype) < jax.nn.sigmoid(2 * self.bias)

@@ -10,7 +10,12 @@ from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
 from ._bessel import bessel_ratio, log_bessel_increment
-from ._measure import AbstractMeasure
+from ._empirical import Empirical
+from ._expectation import Expectation, panels
+from ._measure import AbstractMeasure, linearised
+
+_NEAR = 1e-6  # scores so small that a function of them is linear
+_EDGE = 1e-12  # of an angle, whose logarithm is taken
 
 
 class Sphere(AbstractMeasure):
@@ -57,6 +62,56 @@ class Sphere(AbstractMeasure):
         around = jnp.eye(self.dim, dtype=self.theta.dtype) * ratio
         return self.rho**2 * (around + 2 * self.rho**2 * slope * jnp.outer(self.theta, self.theta))
 
+    def _atoms(self):
+        if self.dim > 1:
+            return None
+        points = self.rho * jnp.array([[-1.0], [1.0]], self.theta.dtype)
+        return Empirical.from_log_weights(points, jax.nn.log_sigmoid(2 * points[:, 0] * self.theta[0]))
+
+    def _expectation(self, f, u, breaks):
+        r"""Over the angle α between z and u: given it, the rest of z is a tilted sphere of radius $\rho\sin\alpha$."""
+        if self.dim == 1:
+            return super()._expectation(f, u, breaks)
+        length = jnp.linalg.norm(jnp.where(jnp.any(u != 0), u, 1.0))
+        pole = u / length
+        across = self.theta - (self.theta @ pole) * pole
+        alpha, weights = self._angles(pole, across, breaks / (self.rho * length))
+        height, radius = self.rho * jnp.cos(alpha), self.rho * jnp.sin(alpha)
+        ratio, slope = _ratio_and_slope((self.dim - 3) / 2, radius**2 * (across @ across))
+        F = weights * f(height * length)
+        # moments of z: along the pole, along `across`, and around both
+        first, second = jnp.sum(F * height), jnp.sum(F * radius**2 * ratio)
+        cross = jnp.sum(F * height * radius**2 * ratio) * jnp.outer(pole, across)
+        beyond = jnp.sum(F * radius**4 * (2 * slope + ratio**2)) * jnp.outer(across, across)
+        square = jnp.sum(F * height**2) * jnp.outer(pole, pole) + cross + cross.T + beyond
+        around = second * (jnp.eye(self.dim, dtype=u.dtype) - jnp.outer(pole, pole))
+        there = Expectation(F.sum(), first * pole + second * across, square + around, jnp.zeros((), u.dtype))
+        # at 0 there is no pole; near it the first two terms of f are all of it
+        near = jnp.linalg.norm(jnp.where(jnp.any(u != 0), u, 0.0)) * self.rho < _NEAR
+        return jax.tree.map(lambda x, y: jnp.where(near, x, y), linearised(self, f, u), there)
+
+    def _angles(self, pole, across, heights) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Nodes and weights in α, dense where its law is and cut where the score, in units of its largest, is given."""
+        order, kappa = (self.dim - 3) / 2, self.rho * jnp.linalg.norm(self.theta)
+
+        def log_density(alpha):
+            q = (self.rho * jnp.sin(alpha)) ** 2 * (across @ across)
+            bent = jax.vmap(lambda step: log_bessel_increment(order, jnp.zeros_like(step), step))(q)
+            around = (self.dim - 2) * jnp.log(jnp.sin(alpha)) if self.dim > 2 else 0.0
+            return around + self.rho * (self.theta @ pole) * jnp.cos(alpha) + bent
+
+        grid = jnp.linspace(0, jnp.pi, 258)[1:-1]
+        target = jnp.arctan2(jnp.linalg.norm(across), self.theta @ pole)  # where a far tilt points
+        modes = jax.lax.stop_gradient(jnp.stack([grid[jnp.argmax(log_density(grid))], target]))
+        width = 1 / jnp.sqrt(kappa + self.dim - 1)
+        dense = jnp.clip(modes[:, None] + width * jnp.array([-12.0, -4.0, 0.0, 4.0, 12.0]), 0, jnp.pi).ravel()
+        inside = jnp.abs(heights) < 1
+        breaks = jnp.where(inside, jnp.arccos(jnp.where(inside, heights, 0.0)), 0.0)
+        alpha, weights = panels(jnp.concatenate([jnp.array([0.0, jnp.pi]), jax.lax.stop_gradient(dense), breaks]))
+        logs = log_density(jnp.clip(alpha, _EDGE, jnp.pi - _EDGE))
+        masses = weights * jnp.exp(logs - jax.lax.stop_gradient(logs.max()))
+        return alpha, masses / masses.sum()
+
     def _sample(self, key: PRNGKeyArray, n: int):
         kappa = self.rho * jnp.linalg.norm(self.theta)
         pole = jnp.zeros(self.dim, self.theta.dtype).at[0].set(1)
@@ -80,6 +135,11 @@ class Sphere(AbstractMeasure):
 
     def _tails(self):
         return (jnp.zeros((self.dim, self.dim)),)
+
+
+def _ratio_and_slope(order: float, q: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """B(q) and B'(q)."""
+    return jax.vmap(jax.value_and_grad(lambda q: bessel_ratio(order, q)))(q)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -20,7 +20,6 @@ DIRECT = 256  # tokens up to which the direct form always serves
 ALONE = 2**20  # numbers that the direct form may hold for one tilt
 CHUNK = 2**17  # tokens taken at once for one tilt
 TILE = 2**22  # numbers held at once for many tilts
-FOURTH = 2**19  # numbers held at once for a fourth moment
 BLOCK = 1024  # tilts taken at once
 
 
@@ -70,16 +69,25 @@ def _fold(whole, step, carry):
     return jax.lax.fori_loop(0, whole, step, carry) if whole else carry
 
 
-def folded(part, points, log_weights, chunk):
-    """The sum of `part(tokens, log_weights)` over all tokens, a chunk at a time, in either mode of differentiation."""
+def token_sum(points, log_weights, theta, columns, part):
+    """The sum of `part(tokens, masses)` over tilted tokens, a chunk at a time, differentiable in either mode.
+
+    `part` holds so many columns for each token. Chunks are small enough for thousands of directions under `vmap`.
+    """
+    chunk = max(64, min(4096, 2**20 // columns))
     whole, head, read = _chunked(points, log_weights, chunk)
+    log_mass = tilted_log_mass(points, log_weights, theta)
+
+    def term(start, size):
+        tokens, weights = read(start, size)
+        return part(tokens, jnp.exp(_scores(tokens, weights, theta) - log_mass))
 
     @jax.checkpoint
     def step(total, i):
-        return jax.tree.map(jnp.add, total, part(*read(head + i * chunk, chunk))), None
+        return jax.tree.map(jnp.add, total, term(head + i * chunk, chunk)), None
 
-    start = part(*read(0, head))
-    return jax.lax.scan(step, start, jnp.arange(whole))[0] if whole else start
+    first = term(0, head)
+    return jax.lax.scan(step, first, jnp.arange(whole))[0] if whole else first
 
 
 def _streamed_sums(points, log_weights, thetas):
@@ -250,17 +258,13 @@ def _cov_slope(points, log_weights, theta, tangent):
 @jax.jit
 def tilted_fourth(points, log_weights, theta, b, A, B):
     """E (yᵀAy)(yᵀBy) for y = z - mean + b under the tilt, one chunk of tokens after another."""
-    chunk = min(CHUNK, max(512, FOURTH // points.shape[1]))
-    whole, head, read = _chunked(points, log_weights, chunk)
-    log_mass, centre = tilted_log_mass(points, log_weights, theta), tilted_mean(points, log_weights, theta) - b
+    centre = tilted_mean(points, log_weights, theta) - b
 
-    def part(start, size):
-        tokens, weights = read(start, size)
+    def part(tokens, masses):
         y = tokens - centre
-        squares = jnp.sum((y @ A) * y, axis=1) * jnp.sum((y @ B) * y, axis=1)
-        return power_of_two((_scores(tokens, weights, theta) - log_mass) / math.log(2)) @ squares
+        return masses @ (jnp.sum((y @ A) * y, axis=1) * jnp.sum((y @ B) * y, axis=1))
 
-    return _fold(whole, lambda i, total: total + part(head + i * chunk, chunk), part(0, head))
+    return token_sum(points, log_weights, theta, 4 * points.shape[1], part)
 
 
 def _tokens(points):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-# Okabe and Ito's palette: told apart by every kind of colour vision, on light and on dark paper. INK is the text's own.
+# Okabe and Ito's palette: distinct for every kind of colour vision, on light and on dark paper. INK is the text's own.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 INK, GREY = "ink", "grey"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
@@ -81,7 +81,7 @@ def level(label: str, value: float, x: Any, **style: Any) -> Series:
 
 
 def sequence(n: int) -> tuple[str, ...]:
-    """Colours in order, from dark to light; past their number they begin anew."""
+    """Colours in order, from dark to light; past their number they begin again."""
     if n < 2:
         return _SEQUENCE[:n]
     places = [round(i * (len(_SEQUENCE) - 1) / (n - 1)) for i in range(n)] if n <= len(_SEQUENCE) else range(n)

@@ -25,13 +25,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "lines.markersize": 4,
 }
-TITLES = {
-    "output": r"output  $T[\hat\mu_L]$",
-    **{name: rf"gradient  $\nabla_{name} T[\hat\mu_L]$" for name in "VUKQO"},
-    "gradient": r"gradient  $\nabla_\theta T[\hat\mu_L]$ in all weights",
-    "risk": r"risk  $R_L$",
-    "risk-gradient": r"gradient of the risk  $\nabla_\theta R_L$",
-}
 _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5))}
 _REACH = 3.0  # decades above all else up to which a bound is drawn on the same scale
 _BREAK = (1.0, 3.2)  # heights of the two parts of a broken axis

@@ -1,4 +1,4 @@
-"""On what, and with what, a job was carried out."""
+"""The machine and the versions that a job ran with."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def machine(cores: int, device: str = "cpu") -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, as the system tells it."""
+    """The name of the processor, as the system gives it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -35,7 +35,7 @@ def processor() -> str:
 
 
 def gpu_name() -> str:
-    """Of the GPU in use."""
+    """The name of the GPU in use."""
     from numba import cuda
 
     name = cuda.get_current_device().name
@@ -43,7 +43,7 @@ def gpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of all that the numbers depend on."""
     import numba
 
     return {

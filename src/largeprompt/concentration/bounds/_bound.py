@@ -1,16 +1,25 @@
-"""What a bound is, and what its lemmas accept."""
+"""What a bound is, what its lemmas accept, and the length from which on a bound is small."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Logs = float | np.ndarray
 Number = float | np.floating
-Length = int | float | np.integer | np.floating | None
 _LARGEST = math.log(np.finfo(float).max)
+_GRID, _HALVINGS = 60, 44  # of the search for a length
+
+
+class LogLength(NamedTuple):
+    """The prompt length whose natural logarithm this is, for lengths beyond a float."""
+
+    log: float
+
+
+Length = int | float | np.integer | np.floating | LogLength
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,12 @@ class Bound:
     log: float
     terms: Mapping[str, float]
     assumptions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, terms: Mapping[str, Logs], assumptions: Iterable[str] = ()) -> "Bound":
+        """The bound that is the sum of its terms, which are logarithms."""
+        scalars = {key: float(term) for key, term in terms.items()}
+        return cls(name, float(log_sum(scalars.values())), scalars, tuple(assumptions))
 
     @property
     def value(self) -> float:
@@ -44,12 +59,6 @@ class Bound:
     def vacuous_against(self, trivial: Number) -> bool:
         """Whether it says no more than `trivial`, a bound that needs no theorem."""
         return self.log >= logarithm(real("trivial", trivial))
-
-
-def bound_of(name: str, terms: Mapping[str, Logs], assumptions: Iterable[str] = ()) -> Bound:
-    """The bound that is the sum of its terms."""
-    scalars = {key: float(term) for key, term in terms.items()}
-    return Bound(name, float(log_sum(scalars.values())), scalars, tuple(assumptions))
 
 
 def log_sum(logs: Iterable[Logs]) -> np.ndarray:
@@ -95,18 +104,40 @@ def dimension(D: Any) -> int:
     return int(D)
 
 
-def log_length(L: Any, log_L: Any = None, *, at_least: int = 1) -> float:
-    """ln L of a prompt length given as itself, or where it fits no float as `log_L`."""
-    if (L is None) == (log_L is None):
-        given = "neither is given" if L is None else "both are given"
-        raise ValueError(f"a prompt length is L or its logarithm log_L; {given}")
-    if log_L is None:
-        if isinstance(L, float | np.floating) and not math.isfinite(L):
-            raise ValueError(f"L is {L}; a bound is for finite prompts (for lengths beyond a float give log_L)")
-        if at_least > L:
-            raise ValueError(f"L is {L}; the bound holds from L = {at_least} on")
-        return math.log(L)
-    number = real("log_L", log_L)
-    if number < math.log(at_least):
-        raise ValueError(f"log_L is {number:g}; the bound holds from L = {at_least} on, log_L = {math.log(at_least):g}")
-    return number
+def log_length(L: Any, at_least: int = 1) -> float:
+    """ln L of a prompt length given as itself or as a `LogLength`."""
+    if isinstance(L, LogLength):
+        number = real("log L", L.log)
+        if number < math.log(at_least):
+            least = f"log L = {math.log(at_least):g}"
+            raise ValueError(f"log L is {number:g}; the bound holds from L = {at_least} on, {least}")
+        return number
+    if isinstance(L, float | np.floating) and not math.isfinite(L):
+        raise ValueError(f"L is {L}; a bound is for finite prompts (for lengths beyond a float give LogLength(ln L))")
+    if at_least > L:
+        raise ValueError(f"L is {L}; the bound holds from L = {at_least} on")
+    return math.log(L)
+
+
+def length_for(bound_function: Callable[[LogLength], Bound], target: Number, *, largest: float = 1e7) -> float:
+    """ln of the length from which on a bound stays below a target, infinite where it never does up to ln L = `largest`.
+
+    `bound_function` maps a length to a bound: `lambda L: output_bound(layer, mu, nu, L)`. Bounds may rise with L before
+    they fall, so the last crossing on a grid of ln L is the one that is refined, by bisection in its logarithm.
+    """
+    goal = logarithm(real("target", target))
+
+    def above(log_L: float) -> bool:
+        return bound_function(LogLength(log_L)).log > goal
+
+    grid = np.geomspace(math.log(2), real("largest", largest, at_least=1), _GRID).tolist()
+    last = next((i for i in reversed(range(_GRID)) if above(grid[i])), None)
+    if last is None:
+        return grid[0]
+    if last == _GRID - 1:
+        return math.inf
+    low, high = grid[last], grid[last + 1]
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from scipy.special import gammaincc, gammaln
 
-from ._bound import Bound, Length, Logs, Number, bound_of, dimension, log_length, logarithm, real
+from ._bound import Bound, Length, Logs, Number, dimension, log_length, logarithm, real
 
 
 def log_maximum_constant(p: int, D: int) -> float:
@@ -33,14 +33,14 @@ def log_maximum(log_L: float, sigma: Logs, D: int, p: int) -> Logs:
 def lemma_d1(u: Number, sigma: float) -> Bound:
     r"""Equation (22): $\|\nabla\Lambda(u)\| \le 2\sigma^2\|u\|$ for centred σ sub-Gaussian tokens, `u` the norm."""
     terms = {"2σ²‖u‖": math.log(2) + 2 * logarithm(real("sigma", sigma)) + logarithm(real("u", u))}
-    return bound_of("Equation (22)", terms, ("tokens centred and σ sub-Gaussian",))
+    return Bound.of("Equation (22)", terms, ("tokens centred and σ sub-Gaussian",))
 
 
 def lemma_d1_output(*, sigma: Number, U: Number, V: Number, D: int) -> Bound:
     r"""Lemma D.1: $\|T[\mu]\|_{L^4(\nu)} \le 4\sigma^2\|V\|\|U\|\sqrt D$, `U` and `V` the operator norms."""
     logs = [logarithm(real(name, x)) for name, x in (("sigma", sigma), ("sigma", sigma), ("V", V), ("U", U))]
     terms = {"4σ²‖V‖‖U‖√D": math.log(4) + sum(logs) + math.log(dimension(D)) / 2}
-    return bound_of("Lemma D.1", terms, ("tokens centred and σ sub-Gaussian", "queries 1 sub-Gaussian"))
+    return Bound.of("Lemma D.1", terms, ("tokens centred and σ sub-Gaussian", "queries 1 sub-Gaussian"))
 
 
 def lemma_d2_tail(t: Number, *, sigma: Number, D: int) -> Bound:
@@ -49,12 +49,12 @@ def lemma_d2_tail(t: Number, *, sigma: Number, D: int) -> Bound:
     if sigma == 0:
         raise ValueError("sigma is 0; a token that is constant has no tail to bound")
     terms = {"exp(2D - t²/16σ²)": 2.0 * dimension(D) - (real("t", t) / sigma) ** 2 / 16}
-    return bound_of("Lemma D.2 (1)", terms, ("tokens centred and σ sub-Gaussian",))
+    return Bound.of("Lemma D.2 (1)", terms, ("tokens centred and σ sub-Gaussian",))
 
 
-def lemma_d2_maximum(L: Length = None, *, p: int, sigma: Number, D: int, log_L: Number | None = None) -> Bound:
+def lemma_d2_maximum(L: Length, *, p: int, sigma: Number, D: int) -> Bound:
     r"""Lemma D.2.2: $E\max_l\|z_l\|^p \le \sigma^p C_p(D^{p/2} + \ln^{p/2}L)$ for $p\ge2$, $C_p$ explicit."""
-    l, D, p = log_length(L, log_L), dimension(D), int(real("p", p, at_least=2))
+    l, D, p = log_length(L), dimension(D), int(real("p", p, at_least=2))
     scale = p * logarithm(real("sigma", sigma)) + log_maximum_constant(p, D)
     terms = {"dimension": scale + p / 2 * math.log(D), "length": scale + p / 2 * logarithm(l)}
-    return bound_of("Lemma D.2 (2)", terms, ("tokens centred and σ sub-Gaussian",))
+    return Bound.of("Lemma D.2 (2)", terms, ("tokens centred and σ sub-Gaussian",))

@@ -5,21 +5,20 @@ The private functions take σ of any shape, so that a task's mean over σ needs 
 """
 
 import math
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
-from ._bound import Bound, Length, Logs, Number, bound_of, degree, dimension, log_length, log_sum, logarithm, real
-from ._fixed_query import ONE_TERM, fourth_order_tail, log_fourth, second_order_tail, smaller_F
+from ._bound import Bound, Length, Logs, Number, degree, dimension, log_length, log_sum, logarithm, real
 from ._maxima import log_maximum
+from ._one_query import ONE_TERM, fourth_order_tail, log_fourth, second_order_tail, smaller_F
 
 Form = Literal["printed", "short", "balanced"]
-FORMS: tuple[Form, ...] = ("printed", "short", "balanced")
 _LAWS = ("tokens centred and σ sub-Gaussian", "queries centred and 1 sub-Gaussian")
 
 
 def lemma_c6(
-    L: Length = None,
+    L: Length,
     *,
     sigma: Number,
     U: Number,
@@ -31,7 +30,6 @@ def lemma_c6(
     g4: Number = 1.0,
     F: Number | None = None,
     form: Form = "printed",
-    log_L: Number | None = None,
 ) -> Bound:
     r"""Lemma C.6 and Equation (16): the mean square error over queries of $\sum_l a_lf(z_l)g(z)$.
 
@@ -43,16 +41,16 @@ def lemma_c6(
     on; `form="balanced"` splits the queries where the two are equal in slope, so that the exponent of $1/L$ is
     $1/(1+128\sigma^2\|U\|^2)$, never below $\min(1/3, 1/(192\sigma^2\|U\|^2))$.
     """
-    (l, form), p, D = length_and_form(L, log_L, form), degree(p), dimension(D)
+    (l, form), p, D = length_and_form(L, form), degree(p), dimension(D)
     numbers = {name: real(name, x) for name, x in (("U", U), ("C_f", C_f), ("c", c), ("g2", g2), ("g4", g4))}
     sigma = real("sigma", sigma, at_least=1)
     terms = second_order(l, sigma, p=p, D=D, F=F, form=form, **numbers)
     notes = (*_LAWS, f"‖f(z)‖ ≤ C_f‖z‖^{p}", "E‖Rg/S‖⁴ ≤ σ^{8p}c (Assumption C.5)")
-    return bound_of("Lemma C.6" if form == "printed" else f"Lemma C.6, {form} form", terms, notes)
+    return Bound.of("Lemma C.6" if form == "printed" else f"Lemma C.6, {form} form", terms, notes)
 
 
 def lemma_c9(
-    L: Length = None,
+    L: Length,
     *,
     sigma: Number,
     U: Number,
@@ -63,7 +61,6 @@ def lemma_c9(
     g8: Number = 1.0,
     F: Number | None = None,
     form: Form = "printed",
-    log_L: Number | None = None,
 ) -> Bound:
     r"""Lemma C.9 and Equation (18): the mean fourth power of the error over queries, for $\|f(z)\|\le C_f\|z\|$.
 
@@ -73,11 +70,11 @@ def lemma_c9(
     $T_1$ being Equation (19), `c` that of Assumption C.8 (ii), `g4` $= E\|g\|^4$ and `g8` $= E\|g\|^8$. The balanced
     form has the exponent $1/(2+256\sigma^2\|U\|^2)$; a shorter one is not known.
     """
-    l, D = log_length(L, log_L), dimension(D)
+    l, D = log_length(L), dimension(D)
     numbers = {name: real(name, x) for name, x in (("U", U), ("C_f", C_f), ("c", c), ("g4", g4), ("g8", g8))}
     terms = fourth_order(l, real("sigma", sigma, at_least=1), D=D, F=F, form=as_form(form), **numbers)
     notes = (*_LAWS, "‖f(z)‖ ≤ C_f‖z‖", "E‖Rg/S‖⁸ ≤ σ¹⁶c (Assumption C.8)")
-    return bound_of("Lemma C.9" if form != "balanced" else "Lemma C.9, balanced form", terms, notes)
+    return Bound.of("Lemma C.9" if form != "balanced" else "Lemma C.9, balanced form", terms, notes)
 
 
 def product_bound(X: Bound, Y: Bound, *, X4: Number, Y4: float) -> Bound:
@@ -86,23 +83,22 @@ def product_bound(X: Bound, Y: Bound, *, X4: Number, Y4: float) -> Bound:
     `X` and `Y` bound the mean fourth powers of the errors, $E_X$ and $E_Y$; `X4` $\ge EX^4$ and `Y4` $\ge E\|Y\|^4$.
     """
     terms = log_product(X.log, Y.log, logarithm(real("X4", X4)), logarithm(real("Y4", Y4)))
-    return bound_of(
+    return Bound.of(
         "Equation (21)", terms, (*X.assumptions, *(note for note in Y.assumptions if note not in X.assumptions))
     )
 
 
 def as_form(form: str) -> Form:
     """`form` itself, once it is one that Lemma C.6 has."""
-    for known in FORMS:
-        if form == known:
-            return known
-    raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, FORMS))}")
+    if form not in get_args(Form):
+        raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, get_args(Form)))}")
+    return cast(Form, form)
 
 
-def length_and_form(L: Length, log_L: Number | None, form: str) -> tuple[float, Form]:
+def length_and_form(L: Length, form: str) -> tuple[float, Form]:
     """ln L and the form, once it has that length: where ln L multiplies, L = 1 would make the bound 0 (errata E6)."""
     known = as_form(form)
-    return log_length(L, log_L, at_least=2 if known == "printed" else 1), known
+    return log_length(L, at_least=2 if known == "printed" else 1), known
 
 
 def second_order(

@@ -12,7 +12,7 @@ import numpy as np
 from largeprompt.attention import AbstractLayer, Head, softmax_form
 from largeprompt.icl import LinearRegression, as_predictor, risk
 
-from ._bound import Bound, Length, Number, bound_of, log_sum, logarithm, real
+from ._bound import Bound, Length, Number, log_sum, logarithm, real
 from ._over_queries import Form, length_and_form, second_order, slope_error
 from ._tasks import Sizes, over_tasks, sizes
 
@@ -33,62 +33,44 @@ class _Norms:
     slope: float
 
 
-def risk_bound(
-    layer: AbstractLayer,
-    task: LinearRegression,
-    L: Length = None,
-    *,
-    form: Form = "printed",
-    log_L: Number | None = None,
-) -> Bound:
+def risk_bound(layer: AbstractLayer, task: LinearRegression, L: Length, *, form: Form = "printed") -> Bound:
     r"""Lemma E.2, corrected: $|R_L-R_\infty| \le \tfrac12\Delta^2 + (2R_\infty)^{1/2}\Delta$, without fourth moments.
 
     Expand the square. $\Delta^2 = E_w$ of Proposition 3.1 at $\sigma_w$. Errata: E2, E3.
     """
     size, norms = sizes(task), _norms(layer, task)
-    l, form = length_and_form(L, log_L, form)
+    l, form = length_and_form(L, form)
     limit = logarithm(2 * float(risk(layer, task, math.inf).value)) / 2
-    return bound_of("Lemma E.2", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
+    return Bound.of("Lemma E.2", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
 
 
-def risk_gradient_bound(
-    layer: AbstractLayer,
-    task: LinearRegression,
-    L: Length = None,
-    *,
-    form: Form = "printed",
-    log_L: Number | None = None,
-) -> Bound:
+def risk_gradient_bound(layer: AbstractLayer, task: LinearRegression, L: Length, *, form: Form = "printed") -> Bound:
     r"""Lemma E.4, corrected: $\|\nabla R_L-\nabla R_\infty\| \le \Delta_J((2R_\infty)^{1/2}+\Delta) + J_\infty\Delta$.
 
     In the layer's own parameters; $J_\infty^2\ge E\|\nabla T_\infty\|_F^2$, $\|\Gamma_W\|\le\|\Sigma\|(1+\|W\|^2)+s^2$.
     """
     size, norms = sizes(task), _norms(layer, task)
-    l, form = length_and_form(L, log_L, form)
+    l, form = length_and_form(L, form)
     limit = logarithm(2 * float(risk(layer, task, math.inf).value)) / 2
     size_of_limit = logarithm((norms.mean * norms.U**2 + norms.slope) * size.G2 * size.query2) / 2
-    return bound_of("Lemma E.4", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
+    return Bound.of("Lemma E.4", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
 
 
-def g1(
-    task: LinearRegression, L: Length = None, *, rho: Number, form: Form = "printed", log_L: Number | None = None
-) -> Bound:
+def g1(task: LinearRegression, L: Length, *, rho: Number, form: Form = "printed") -> Bound:
     r"""Corollary E.3: the supremum of $|R_L-R_\infty|$ over $\|(U,V)\|_F\le2\rho$, by Lemma E.2.
 
     $(2R_\infty)^{1/2} \le (E\|T_\infty\|^2)^{1/2}+(E\|y_q\|^2)^{1/2}$ and $\|U\|\|V\|\le2\rho^2$ there.
     """
     size, norms, limit, _ = _ball(task, rho)
-    l, form = length_and_form(L, log_L, form)
-    return bound_of("Corollary E.3", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
+    l, form = length_and_form(L, form)
+    return Bound.of("Corollary E.3", _risk_terms(_output_error(size, norms, l, form), limit), _NOTES)
 
 
-def g2(
-    task: LinearRegression, L: Length = None, *, rho: Number, form: Form = "printed", log_L: Number | None = None
-) -> Bound:
+def g2(task: LinearRegression, L: Length, *, rho: Number, form: Form = "printed") -> Bound:
     r"""Corollary E.5: the supremum of $\|\nabla R_L-\nabla R_\infty\|$ over $\|(U,V)\|_F\le2\rho$, by Lemma E.4."""
     size, norms, limit, size_of_limit = _ball(task, rho)
-    l, form = length_and_form(L, log_L, form)
-    return bound_of("Corollary E.5", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
+    l, form = length_and_form(L, form)
+    return Bound.of("Corollary E.5", _gradient_terms(size, norms, l, form, limit, size_of_limit), _NOTES)
 
 
 def _ball(task: LinearRegression, rho: Number) -> tuple[Sizes, _Norms, float, float]:

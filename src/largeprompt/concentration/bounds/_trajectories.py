@@ -9,8 +9,7 @@ from largeprompt.attention import LinearAttention, SoftmaxAttention, softmax_for
 from largeprompt.dynamics import flow_limit, gradient_flow
 from largeprompt.icl import LinearRegression, norm, risk
 
-from ._bound import Bound, Length, Number, logarithm, real
-from ._lengths import length_for
+from ._bound import Bound, Length, LogLength, Number, length_for, logarithm, real
 from ._over_queries import Form
 from ._risks import g1, g2
 from ._tasks import sizes
@@ -39,15 +38,7 @@ def smoothness(task: LinearRegression, rho: Number) -> Smoothness:
     return Smoothness(beta, size.scale**2 * radius * (0.5 * size.G2 * radius**2 + mixed))
 
 
-def trajectory_bound(
-    task: LinearRegression,
-    L: Length = None,
-    *,
-    t: Number,
-    rho: Number,
-    form: Form = "printed",
-    log_L: Number | None = None,
-) -> Bound:
+def trajectory_bound(task: LinearRegression, L: Length, *, t: Number, rho: Number, form: Form = "printed") -> Bound:
     r"""Lemma E.1: $\|\theta_L-\theta_\infty\| \le g_2(e^{\beta t}-1)/\beta \le g_2te^{\beta t}$, $\beta=\beta_\infty$.
 
     Both flows start at one point, the infinite one stays in the ball of radius ρ, and the bound is proved while it is
@@ -56,7 +47,7 @@ def trajectory_bound(
     """
     t, rho = real("t", t), real("rho", rho)
     beta = smoothness(task, rho).beta
-    gap = g2(task, L, rho=rho, form=form, log_L=log_L)
+    gap = g2(task, L, rho=rho, form=form)
     terms = {"g₂(e^{βt} - 1)/β": gap.log + _log_growth(beta, t), "g₂ t e^{βt}": gap.log + logarithm(t) + beta * t}
     sharp = terms["g₂(e^{βt} - 1)/β"]
     inside = sharp < logarithm(rho)
@@ -113,10 +104,10 @@ def theorem_4_3(
     T, rho = _time_and_radius(task, start, limit + epsilon)
     lipschitz = smoothness(task, rho)
 
-    def conditions(log_L: float) -> Bound:
+    def conditions(L: LogLength) -> Bound:
         """The larger of the two sides over their right-hand sides, to be below 1."""
-        gap = g2(task, rho=rho, form=form, log_L=log_L).log + logarithm(T) + lipschitz.beta * T
-        off = float(np.logaddexp(g1(task, rho=rho, form=form, log_L=log_L).log, math.log(lipschitz.kappa) + gap))
+        gap = g2(task, L, rho=rho, form=form).log + logarithm(T) + lipschitz.beta * T
+        off = float(np.logaddexp(g1(task, L, rho=rho, form=form).log, math.log(lipschitz.kappa) + gap))
         return Bound("Theorem 4.3", max(gap - math.log(rho), off - math.log(epsilon)), {})
 
     log_L = length_for(conditions, 1.0, largest=_FARTHEST)

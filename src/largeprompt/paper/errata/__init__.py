@@ -1,29 +1,67 @@
 """The errata of the paper as data: each recomputes numbers that refute what is printed and support its correction."""
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from inspect import cleandoc
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
+import xarray as xr
 
-from largeprompt.paper.errata import _concentration, _flow_limits, _in_context, _queries, _regression, _training
-from largeprompt.paper.errata._erratum import Comparison as Comparison
-from largeprompt.paper.errata._erratum import Erratum as Erratum
-from largeprompt.paper.errata._erratum import Evidence as Evidence
-from largeprompt.paper.errata._page import prose as prose
-from largeprompt.paper.errata._page import render
+from largeprompt.lab import Progress
+from largeprompt.paper.experiment import Computation
+from largeprompt.paper.templates import environment
 
-ERRATA: tuple[Erratum, ...] = tuple(
-    sorted(
-        (
-            *_concentration.ERRATA,
-            *_queries.ERRATA,
-            *_in_context.ERRATA,
-            *_regression.ERRATA,
-            *_flow_limits.ERRATA,
-            *_training.ERRATA,
-        ),
-        key=lambda erratum: int(erratum.key[1:]),
-    )
-)
+from . import _concentration, _flow_limits, _in_context, _queries, _regression, _training
+from ._evidence import Comparison as Comparison
+from ._evidence import Evidence as Evidence
+
+Kind = Literal["error", "gap", "typo"]
+HEADINGS: dict[Kind, tuple[str, str, str]] = {
+    "error": ("Wrong because", "printed fails", "corrected holds"),
+    "gap": ("What is missing", "gap shown", "gap closed"),
+    "typo": ("Wrong because", "printed fails", "corrected holds"),
+}
+"""What the reason and the two lists of evidence are called."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Erratum:
+    """One place of the paper that is not right, or not complete, as it stands.
+
+    `error`: a statement that is false. `gap`: a step or a hypothesis that is missing. `typo`: a slip of the pen. The
+    texts are paragraphs: what is printed, why it is wrong, what is right, and the example whose numbers are computed.
+    """
+
+    key: str
+    kind: Kind
+    place: str
+    summary: str
+    printed: str
+    why: str
+    correction: str
+    setting: str
+    evidence: Callable[[], Evidence]
+
+
+def _paragraphs(text: str) -> str:
+    """Text without its line breaks, but for those between paragraphs."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
+
+
+def _errata() -> tuple[Erratum, ...]:
+    """The texts of `errata.toml`, each with the function of its key that computes its evidence."""
+    texts = tomllib.loads(resources.files(__name__).joinpath("errata.toml").read_text("utf-8"))
+    modules = (_concentration, _queries, _in_context, _regression, _flow_limits, _training)
+    functions = {key: getattr(module, key) for key in texts for module in modules if hasattr(module, key)}
+    words = {key: {name: _paragraphs(text) for name, text in parts.items()} for key, parts in texts.items()}
+    return tuple(Erratum(key, evidence=functions[key], **parts) for key, parts in words.items())  # pyright: ignore
+
+
+ERRATA = _errata()
 """Every erratum, numbered in one sequence; the letter is the kind (error, gap, typo)."""
 
 
@@ -36,4 +74,40 @@ def evidence() -> dict[str, Evidence]:
 
 def markdown(evidence_by_key: Mapping[str, Evidence]) -> str:
     """The page docs/errata.md, from the given evidence."""
-    return render(ERRATA, evidence_by_key)
+    page = environment(__name__, html=False).get_template("errata.md.jinja")
+    text = page.render(errata=[(erratum, evidence_by_key[erratum.key]) for erratum in ERRATA], headings=HEADINGS)
+    return text.replace("[μ](", "\\[μ](")  # not a link
+
+
+@dataclasses.dataclass(frozen=True)
+class Errata(Computation):
+    """The evidence of every erratum, as JSON in the attribute `evidence`."""
+
+    words: ClassVar[str] = "errata"
+
+    keys: tuple[str, ...] = tuple(erratum.key for erratum in ERRATA)
+
+    @property
+    def seconds(self) -> float:
+        return 30.0
+
+    def _compute(self, progress: Progress) -> xr.Dataset:
+        found = {key: dataclasses.asdict(each) for key, each in evidence().items()}
+        return xr.Dataset(attrs={"evidence": json.dumps(found, ensure_ascii=False)})
+
+
+def entries(dataset: xr.Dataset) -> list[dict[str, Any]]:
+    """Each erratum with its numbers, as plain data for the ledger, from the dataset of `Errata`."""
+    found = json.loads(dataset.attrs["evidence"])
+    return [_entry(erratum, Evidence.read(found[erratum.key])) for erratum in ERRATA]
+
+
+def _entry(erratum: Erratum, found: Evidence) -> dict[str, Any]:
+    entry = {field.name: getattr(erratum, field.name) for field in dataclasses.fields(erratum)}
+    del entry["evidence"]
+    for name in ("against", "repair"):
+        rows = [dataclasses.asdict(comparison) | {"holds": comparison.holds} for comparison in getattr(found, name)]
+        entry[name] = [
+            {field: row[field] for field in ("left", "x", "relation", "y", "right", "holds")} for row in rows
+        ]
+    return entry | {"confirmed": found.confirmed}

@@ -9,7 +9,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.integrate import quad, solve_ivp
 from scipy.special import gamma, gammainc
 
-from largeprompt.paper.errata._erratum import Comparison, Erratum, Evidence
+from largeprompt.paper.errata._evidence import Evidence
 
 
 def labelless_risks(A: float, p: float) -> tuple[float, float, float]:
@@ -26,21 +26,18 @@ def labelless_risks(A: float, p: float) -> tuple[float, float, float]:
     return finite, 0.5 * (p * A) ** 2, deviation
 
 
-def _label_factor() -> Evidence:
+def E2() -> Evidence:
     finite, infinite, deviation = labelless_risks(0.5, 1.0)
     change = abs(finite - infinite)
     T, y = 1.0, -1.0
-    return Evidence(
-        """d = 1, every task has w = 0 and no noise: tokens (x, 0), x ~ N(0, 1), labels 0; v = (1, 0), U
-        maps (x, 0) to (x/2, 0), L = 2. For the other two steps: T = 1, y = −1 in the quadratic loss; ‖T_L‖
-        = 2, ‖T‖ = 1.""",
+    return Evidence.of(
         (
-            Comparison("|R_2 − R_∞|", change, ">", 0.0, "printed bound, proportional to E[‖y_q‖⁴]^{1/4}"),
-            Comparison("|∂ℓ/∂T| at (1, −1)", abs(T - y), ">", math.hypot(T, y), "‖(T, y)‖"),
-            Comparison("8‖T_L‖⁴ + 8‖T‖⁴", 8 * 2.0**4 + 8, ">", 8 + 16.0, "8‖T_L − T‖⁴ + 16‖T‖⁴"),
+            ("|R_2 − R_∞|", change, ">", 0.0, "printed bound, proportional to E[‖y_q‖⁴]^{1/4}"),
+            ("|∂ℓ/∂T| at (1, −1)", abs(T - y), ">", math.hypot(T, y), "‖(T, y)‖"),
+            ("8‖T_L‖⁴ + 8‖T‖⁴", 8 * 2.0**4 + 8, ">", 8 + 16.0, "8‖T_L − T‖⁴ + 16‖T‖⁴"),
         ),
         (
-            Comparison(
+            (
                 "|R_2 − R_∞|",
                 change,
                 "<",
@@ -61,21 +58,19 @@ def label_attention(norm: float) -> tuple[float, float, float, float]:
     return sigma2, 3**0.25 * size, size, math.hypot(size, sigma2)
 
 
-def _gaussian_moments() -> Evidence:
+def E3() -> Evidence:
     sigma2, fourth, second, jacobian = label_attention(5.0)
     sigma, root = math.sqrt(sigma2), 2 * math.sqrt(2.0)
-    return Evidence(
-        """One task, d = 1, w = 5, Σ = 1: tokens (x, 5x), σ_μ² = 26; U(x, 0) = (0, x), V = I, so ‖U‖ = ‖V‖ =
-        1. The token dimension 2 is used for d, which favours the printed bounds.""",
+    return Evidence.of(
         (
-            Comparison("E[‖T‖⁴]^{1/4}", fourth, ">", root * sigma, "printed bound with E[σ⁴]^{1/4}"),
-            Comparison("E[‖T‖²]^{1/2}", second, ">", root * sigma, "printed bound with E[σ²]^{1/2}"),
-            Comparison("E[‖∇T‖²]^{1/2}", jacobian, ">", 2 * root * sigma, "printed bound with E[σ²]^{1/2}"),
+            ("E[‖T‖⁴]^{1/4}", fourth, ">", root * sigma, "printed bound with E[σ⁴]^{1/4}"),
+            ("E[‖T‖²]^{1/2}", second, ">", root * sigma, "printed bound with E[σ²]^{1/2}"),
+            ("E[‖∇T‖²]^{1/2}", jacobian, ">", 2 * root * sigma, "printed bound with E[σ²]^{1/2}"),
         ),
         (
-            Comparison("E[‖T‖⁴]^{1/4}", fourth, "<", root * sigma2, "bound with E[σ⁸]^{1/4}"),
-            Comparison("E[‖T‖²]^{1/2}", second, "<", root * sigma2, "bound with E[σ⁴]^{1/2}"),
-            Comparison("E[‖∇T‖²]^{1/2}", jacobian, "<", 2 * root * sigma2, "bound with E[σ⁴]^{1/2}"),
+            ("E[‖T‖⁴]^{1/4}", fourth, "<", root * sigma2, "bound with E[σ⁸]^{1/4}"),
+            ("E[‖T‖²]^{1/2}", second, "<", root * sigma2, "bound with E[σ⁴]^{1/2}"),
+            ("E[‖∇T‖²]^{1/2}", jacobian, "<", 2 * root * sigma2, "bound with E[σ⁴]^{1/2}"),
         ),
     )
 
@@ -102,34 +97,32 @@ def pareto_mean(power: float, log_power: float, rate: float, log_L: float, tail:
     return tail * log_L**log_power * x**-index * float(gammainc(index, x) * gamma(index))
 
 
-def _root_of_a_mean() -> Evidence:
+def E4() -> Evidence:
     log_L, rate = math.log(1e4), 0.3
-    return Evidence(
-        """Noise-free regression, d = 5, Σ = I, σ² = 1 + χ²₅, at L = 10⁴ with exponent c = 0.3; then a law
-        of σ² with tail P(σ² > s) = s⁻⁷ and c = 1, which satisfies Assumption 4.2 (ii).""",
+    return Evidence.of(
         (
-            Comparison(
+            (
                 "(E[σ¹² ln²L / L^{c/σ²}])^{1/2}, needed",
                 math.sqrt(regression_mean(6, 2, rate, log_L)),
                 ">",
                 regression_mean(3, 1, rate / 2, log_L),
                 "E[σ⁶ ln L / L^{c/(2σ²)}], printed",
             ),
-            Comparison(
+            (
                 "(E[σ⁶ ln L / L^{c/σ²}])^{1/2}, needed",
                 math.sqrt(regression_mean(3, 1, rate, log_L)),
                 ">",
                 math.sqrt(regression_mean(1.5, 0.5, rate / 2, log_L)),
                 "(E[σ³ (ln L)^{1/2} / L^{c/(2σ²)}])^{1/2}, printed",
             ),
-            Comparison(
+            (
                 "tail s⁻⁷: needed mean at ln L = 1000",
                 pareto_mean(6, 2, 1.0, 1000.0),
                 ">",
                 9 * pareto_mean(6, 2, 1.0, 100.0),
                 "9 × the same at ln L = 100",
             ),
-            Comparison(
+            (
                 "tail s⁻⁷: E[ln⁴L / L^{1/σ²}] at ln L = 1000",
                 pareto_mean(0, 4, 1.0, 1000.0),
                 "<",
@@ -138,14 +131,14 @@ def _root_of_a_mean() -> Evidence:
             ),
         ),
         (
-            Comparison(
+            (
                 "needed mean, regression, ln L = 10⁵",
                 regression_mean(6, 2, rate, 1e5),
                 "<",
                 math.sqrt(regression_mean(12, 0, 0.0, 1.0) * regression_mean(0, 4, 2 * rate, 1e5)),
                 "Cauchy-Schwarz with E[σ²⁴]",
             ),
-            Comparison(
+            (
                 "that bound at ln L = 10⁵",
                 math.sqrt(regression_mean(12, 0, 0.0, 1.0) * regression_mean(0, 4, 2 * rate, 1e5)),
                 "<",
@@ -184,79 +177,10 @@ def trajectory_gap(t: float, start: float, radius: float) -> tuple[float, float]
     return float(np.linalg.norm(finite - infinite)), float(gap) * t * math.exp(beta * t)
 
 
-def _exponent_of_the_flow() -> Evidence:
+def T19() -> Evidence:
     finite, infinite = hessian_norms(2.0)
     distance, bound = trajectory_gap(0.5, 0.5, 2.0)
-    return Evidence(
-        """d = 1, Σ = 1, w ~ N(0, 1), no noise, p = c = 0, on the ball of radius 2: with one token the
-        softmax is trivial, R_1 = ½(r² + 1), while R_∞ = ½(rA − 1)². Trajectories from A = r = 1/2, at t =
-        1/2.""",
-        (Comparison("β_∞", infinite, ">", 2 * finite, "2 β_L at L = 1"),),
-        (Comparison("‖θ_L(t) − θ_∞(t)‖", distance, "<", bound, "g₂ t exp(β_∞ t)"),),
+    return Evidence.of(
+        (("β_∞", infinite, ">", 2 * finite, "2 β_L at L = 1"),),
+        (("‖θ_L(t) − θ_∞(t)‖", distance, "<", bound, "g₂ t exp(β_∞ t)"),),
     )
-
-
-ERRATA = (
-    Erratum(
-        key="E2",
-        kind="error",
-        place="Lemma E.2, hence g₁ of Corollary E.3",
-        summary="a sum is replaced by a product: the bound vanishes with the labels, the difference of risks does not",
-        printed="""|R_L − R_∞| is bounded by a multiple of E[‖y_q‖⁴]^{1/4}.""",
-        why="""The proof bounds ‖(T, y_q)‖ by ‖y_q‖(‖T_L‖ + ‖T‖): a sum by a product, false when y_q = 0 and
-        in general. Two other steps fail. The quadratic loss is 1-smooth in its first argument only: |T − y|
-        can reach √2‖(T, y)‖. And ‖T_L‖⁴ ≤ ‖T_L − T‖⁴ + ‖T‖⁴ is used, where the factor 8 of (a + b)⁴ ≤ 8a⁴ +
-        8b⁴ is needed.""",
-        correction="""Let Δ² = E‖T_L − T_∞‖². For the quadratic loss, expanding the square and
-        Cauchy-Schwarz give |R_L − R_∞| ≤ ½Δ² + (2R_∞)^{1/2}Δ. For a loss with ∇₁ℓ(0, 0) = 0 and ∇₁ℓ
-        1-Lipschitz in each argument, |R_L − R_∞| ≤ ½Δ² + Δ(E[‖T_∞‖²]^{1/2} + E[‖y_q‖²]^{1/2}). No fourth
-        moment is needed, and Corollary E.3 survives.""",
-        evidence=_label_factor,
-    ),
-    Erratum(
-        key="E3",
-        kind="error",
-        place="Lemmas E.2 and E.4, Gaussian moments",
-        summary="T = VΓUz is of order σ², so the moments of σ must be doubled",
-        printed="""For Gaussian μ, E[‖T‖⁴]^{1/4} is bounded through E[σ_μ⁴]^{1/4}, and E[‖T‖²]^{1/2},
-        E[‖∇T‖²]^{1/2} through E[σ_μ²]^{1/2}.""",
-        why="""‖T[μ](z)‖ = ‖VΓUz‖ ≤ ‖V‖ ‖U‖ σ_μ²‖z‖, because σ_μ² is the top eigenvalue of Γ. The printed
-        bounds have one power of σ_μ too few. They fail inside Assumption 4.2, with x_q 1-sub-Gaussian, as
-        soon as U attends to labels of a large task.""",
-        correction="""Read E[σ_μ⁸]^{1/4} and E[σ_μ⁴]^{1/2}; the constants 2√d‖V‖‖U‖ and 2√d(‖V‖ + ‖U‖) are
-        right. Assumption 4.2 (ii) covers these moments.""",
-        evidence=_gaussian_moments,
-    ),
-    Erratum(
-        key="E4",
-        kind="error",
-        place="Lemma E.4, Eq. (28), Corollary E.5",
-        summary="E[√X] stands where (E X)^{1/2} is needed; after the repair Assumption 4.2 (ii) is too weak",
-        printed="""Proposition 3.4 is averaged over μ as if (E_μ X)^{1/2} ≤ E_μ[X^{1/2}], giving E[σ⁶ ln L /
-        L^{c/(2σ²)}]; the bracket has E[σ³(ln L)^{1/2}/L^{c/(2σ²)}]^{1/2}.""",
-        why="""Jensen's inequality goes the other way, and in the bracket the square is lost as well. This
-        is not cosmetic: Corollary E.5 needs the corrected quantity E[σ¹² ln²L / L^{c/σ²}] to vanish as L
-        grows, and Assumption 4.2 (ii) does not imply it. If P(σ² > s) = s⁻⁷ for s ≥ 1, then E[σ¹²] = 7 and
-        E[ln⁴L/L^{c/σ²}] = O((ln L)⁻³), so the assumption holds, but E[σ¹² ln²L / L^{c/σ²}] = (7/c)(1 −
-        L^{−c}) ln L.""",
-        correction="""Read (E[σ¹² ln²L / L^{c/σ²}])^{1/2} and (E[σ⁶ ln L / L^{c/σ²}])^{1/2}, and ask for
-        E[σ_μ²⁴] < ∞ in Assumption 4.2 (ii): with Cauchy-Schwarz and the other half of (ii) this makes g₂(L)
-        → 0. In linear regression σ_μ² has moments of all orders, so Theorem 5.2 is not affected.""",
-        evidence=_root_of_a_mean,
-    ),
-    Erratum(
-        key="T19",
-        kind="typo",
-        place="Eq. (23), Appendix E, footnote 1",
-        summary="β_L for β_∞, and slips in a title, an exponent, a reference and a footnote",
-        printed="""Eq. (23) and the proof of Theorem 4.3 carry exp(β_L t). Appendix E is titled as proofs of
-        Section 3, an exponent in Corollary E.3 reads c̄ with an empty index, Corollary E.5 refers to
-        itself, and a footnote says that O post-multiplies the output.""",
-        why="""Grönwall's inequality in the proof of Lemma E.1 is applied with the Lipschitz constant β_∞ of
-        ∇R_∞ on the ball, which does not depend on L; nothing is known about that of ∇R_L, and the two are
-        different numbers. The other slips are textual: OT has O on the left.""",
-        correction="""Read β_∞ in Eq. (23) and in the proof of Theorem 4.3; Appendix E proves Section 4;
-        read c̄₂; Corollary E.5 follows the proof of Corollary E.3; O multiplies from the left.""",
-        evidence=_exponent_of_the_flow,
-    ),
-)

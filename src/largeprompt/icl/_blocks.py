@@ -1,0 +1,43 @@
+"""The blocks of U and V through which a layer predicts in a regression."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from largeprompt.attention import AbstractAttention, Merged
+
+from ._regression import LinearRegression
+
+
+class Blocks(NamedTuple):
+    r"""$U = \begin{pmatrix}A & *\\ C & *\end{pmatrix}$, the starred columns meeting the zeros of the query, and the
+    rows $V = (P, R)$ of the predicted coordinates.
+    """
+
+    A: Float[Array, "d d"]
+    C: Float[Array, "k d"]
+    P: Float[Array, "k d"]
+    R: Float[Array, "k k"]
+
+
+def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
+    """The blocks of a layer whose last outputs are the prediction."""
+    d, k = task.d, task.targets
+    V = attention.V[attention.outputs - k :]
+    return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
+
+
+def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: LinearRegression) -> Blocks:
+    """The blocks of a layer that scores covariates by covariates and reads labels only: P = C = 0, R = rI."""
+    k = task.targets
+    zero = jnp.zeros((k, task.d), A.dtype)
+    return Blocks(A, zero, zero, r * jnp.eye(k, dtype=A.dtype))
+
+
+def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
+    """The layer of these blocks, with zeros where U meets the zeros of the query."""
+    d, k = parts.A.shape[0], parts.R.shape[0]
+    left = jnp.concatenate([parts.A, parts.C])
+    U = jnp.concatenate([left, jnp.zeros((d + k, k), left.dtype)], axis=1)
+    return kind(U, jnp.concatenate([parts.P, parts.R], axis=1))

@@ -1,0 +1,114 @@
+import math
+from typing import Generic, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from largeprompt import _checks as checks
+from largeprompt._display import AbstractShown
+from largeprompt._typing import Numbers
+from largeprompt.attention import LinearAttention, Merged
+
+from ._blocks import aligned_blocks, from_blocks
+from ._estimate import Estimate, exactly
+from ._regression import LinearRegression, as_regression
+from ._risk._closed_form import gaussian_risk
+from ._spectrum import factor, projection, refuse_a_doubtful_rank, refuse_a_traced_task, spectrum
+
+
+class Optimum(AbstractShown, Generic[Merged]):
+    """A layer and its risk."""
+
+    attention: Merged
+    risk: Estimate
+
+
+def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
+    r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
+
+    The normal equations $E[\hat s^\top\hat s]\,W^\top\Sigma_q = E[\hat s^\top W]\,\Sigma_q$ read
+    $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top\Sigma_q = \Sigma\Omega\Sigma_q$; of
+    many solutions, the least.
+    """
+    task, L = as_regression(task), checks.prompt_length(L)
+    return checks.result("the best reading", jnp.asarray(normal_equations(task, L).reading, task.Sigma.dtype))
+
+
+class NormalEquations(NamedTuple):
+    """Their least solution, the projections on what they see from the left and from the right, and the risk left."""
+
+    reading: Float[np.ndarray, "d d"]
+    left: Float[np.ndarray, "d d"]
+    right: Float[np.ndarray, "d d"]
+    risk: float
+
+
+def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
+    r"""Those of `best_reading` in float64, through the `Spectrum` of the task: $\Sigma\Omega\Sigma$ is never formed.
+
+    $$2R/k = s^2 + \sum_i\kappa_i\,\frac{\lambda_i+\tau_1+s^2}{(L+1)\lambda_i+\tau_1+s^2},\qquad
+      \kappa_i = \|F_{\Sigma_q}^\top F_\Omega y_i\|^2 ,$$
+
+    with $\kappa_i = \lambda_i$ where queries are distributed like covariates. The reading is as exact as $\Sigma$ lets
+    it be: to rounding times the condition number of its correlations.
+    """
+    refuse_a_traced_task(task, "the optimum of linear attention")
+    found, queries = spectrum(task.Sigma, task.Omega), factor(task.query_Sigma)
+    for name, part in (("Sigma", found.of_Sigma), ("Omega", found.of_Omega), ("query_Sigma", queries)):
+        refuse_a_doubtful_rank(name, part, getattr(task, name))
+    values, noise, known = found.values, float(task.noise), np.arange(task.d) < found.rank
+    share, spread = 1 / float(L), float(np.sum(values)) + noise
+    spread *= share
+    denominator = (1 + share) * values + spread
+    # at infinite length the directions that no prompt shows solve the equations with any coefficient
+    solved = denominator > 0
+    inverse = np.where(solved, found.roots / np.where(solved, denominator, 1), 0)
+    left, right = found.of_Sigma.projection, queries.projection
+    reading = found.of_Sigma.inverse.T @ (found.left * inverse) @ found.modes.T @ right
+    if spread == 0 and found.rank < found.of_Sigma.rank:
+        left = projection(found.of_Sigma.F @ found.left[:, : found.rank])
+        reading = left @ reading
+    unknown = np.where(known, (share * values + spread) / np.where(known, denominator, 1), 1.0)
+    weights = np.sum((queries.F.T @ found.modes) ** 2, axis=0)
+    return NormalEquations(reading, left, right, task.targets / 2 * (noise + float(weights @ unknown)))
+
+
+def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAttention]:
+    r"""The global minimiser over all (U, V) of linear attention at length `L`, and the minimal risk.
+
+    Under $(W,\eta)\to-(W,\eta)$ the target is odd, so that the even part of the output only hurts; the odd part is best
+    of the form $\hat sW^\top x$. For $\Omega = I$ without noise it is that of Zhang et al. (2024). The scale between U
+    and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
+    """
+    task, L = as_regression(task), checks.prompt_length(L)
+    found = normal_equations(task, L)
+    r = math.sqrt(float(np.linalg.norm(found.reading)) / math.sqrt(task.targets))
+    A = checks.result("the optimum", jnp.asarray(found.reading / r if r > 0 else found.reading, task.Sigma.dtype))
+    layer = from_blocks(aligned_blocks(A, r, task), LinearAttention)
+    return Optimum(layer, exactly(jnp.asarray(found.risk, task.Sigma.dtype), "closed form"))
+
+
+def gradient_descent(
+    task: LinearRegression, L: int | float, *, step: float | None = None, preconditioner: Numbers | None = None
+) -> Optimum[LinearAttention]:
+    r"""One step of gradient descent from 0 on the prompt's squared error: $\hat y = \hat s\,(\text{step}\cdot P)\,x_q$.
+
+    $P$ is the `preconditioner`, by default the identity; without a `step`, the best one. It is a layer of linear
+    attention, so that its risk is exact. The best preconditioner of all gives `optimal_linear`.
+    """
+    task, L = as_regression(task), checks.prompt_length(L)
+    P = jnp.eye(task.d) if preconditioner is None else checks.matrix("preconditioner", preconditioner, task.d, task.d)
+
+    def risk_at(step) -> Float[Array, ""]:
+        return gaussian_risk(aligned_blocks(step * P, 1.0, task), task, L)
+
+    if step is None:  # the risk is quadratic in the step: three values fix it
+        ahead, behind, still = risk_at(1.0), risk_at(-1.0), risk_at(0.0)
+        curvature = ahead + behind - 2 * still
+        size = jnp.where(curvature > 0, (behind - ahead) / (2 * jnp.where(curvature > 0, curvature, 1)), 0)
+    else:
+        size = checks.number("step", step)
+    parts = aligned_blocks(checks.finite("step", size * P), 1.0, task)
+    value = checks.result("the risk", gaussian_risk(parts, task, L))
+    return Optimum(from_blocks(parts, LinearAttention), exactly(value, "closed form"))

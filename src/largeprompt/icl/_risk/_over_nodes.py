@@ -1,0 +1,114 @@
+r"""The risk of softmax attention at finite length on Gaussian regression: no prompt is ever sampled.
+
+Given $(W, x)$ the tokens are Gaussian, so that the first two moments of the output are known functions of
+$\nu = u^\top\Gamma_Wu$ and $L$ (`WeightMoments`): with $b = V\Gamma_Wu$, $a = \mathrm{tr}\,V\Gamma_WV^\top$, $t = Wx$,
+
+$$2R_L = E\big[\|b\|^2K_2(\nu) + aQ(\nu) - 2(1-Q(\nu))\,b\cdot t + \|t\|^2\big] + ks^2,$$
+
+and only the average over $(W, x)$ remains. The same with $K_2 = 1$, $Q = 0$ is $R_\infty$, known in closed form: it
+serves as a control variate of weight $\theta$, 1 for long prompts, where the nodes then carry only the gap of order
+$1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
+"""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from largeprompt._checks import is_traced
+from largeprompt.attention import WeightMoments, merged_form
+
+from .._blocks import Blocks, blocks
+from .._regression import LinearRegression
+from ._abstract import AbstractGaussianRisk, Replicates
+from ._closed_form import gaussian_risk
+from ._nodes import Nodes
+
+
+class OverNodes(AbstractGaussianRisk):
+    """Softmax attention at finite length: exact over prompts, an average over nodes of (W, x).
+
+    `control` is the weight of the control variate, 1 or 0, which the selector chooses once.
+    """
+
+    task: LinearRegression
+    moments: WeightMoments
+    nodes: Nodes
+    control: Float[Array, ""]
+    reason: str = eqx.field(static=True)
+    exact: ClassVar[bool] = False
+
+    @property
+    def method(self) -> str:
+        return "exact over prompts, quasi-Monte Carlo over (W, x)"
+
+    def of_blocks(self, parts):
+        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
+
+    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+        """The average over one replicate."""
+        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
+
+    def gradient_average(self, layer):
+        def of_replicate(nodes):
+            return eqx.filter_grad(lambda layer: self._over(nodes, blocks(merged_form(layer), self.task)))(layer)
+
+        # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
+        return Replicates(jnp.ones(()), jax.vmap(of_replicate)(self.nodes))
+
+    def pieces(self, draws):
+        if is_traced(self.nodes.x):
+            return [self]
+        return (eqx.tree_at(lambda f: f.nodes, self, nodes) for nodes in self.nodes.pieces(draws))
+
+    @property
+    def may_mislead(self) -> bool:
+        return True
+
+    def with_control(self, weight: int | Bool[Array, ""]) -> "OverNodes":
+        """The same average with a control variate of this weight."""
+        # of the type of the one it replaces: JAX would compile again for another
+        return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
+
+    def without_control(self) -> "OverNodes":
+        return self.with_control(0)
+
+
+def softmax_risk(
+    parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
+) -> Float[Array, ""]:
+    """R_L, averaged over one replicate of the nodes and over ±W."""
+    A, C, P, R = parts
+    Sigma, s2, W, WS, N = task.Sigma, task.noise, nodes.W, nodes.WS, nodes.N
+    u, labels = A @ nodes.x, C @ nodes.x
+    h = Sigma @ u
+    WSu, Nl = jnp.sum(WS * u, axis=1), jnp.sum(N * labels, axis=1) + s2 * labels
+    # every quantity is an even part in W, plus or minus an odd one
+    nu = jnp.sum(u * h, axis=0) + jnp.sum(labels * Nl, axis=0), 2 * jnp.sum(labels * WSu, axis=0)
+    b = P @ h + R @ Nl, P @ jnp.sum(WS * labels[:, None], axis=0) + R @ WSu
+    a = (
+        jnp.sum((P @ Sigma) * P) + s2 * jnp.sum(R**2) + jnp.sum(N * (R.T @ R)[..., None], axis=(0, 1)),
+        2 * jnp.sum(WS * (R.T @ P)[..., None], axis=(0, 1)),
+    )
+    t = jnp.sum(W * nodes.x, axis=1)
+
+    # both signs along one axis: half the code to compile of two calls
+    sign = jnp.array([[1.0], [-1.0]], t.dtype)
+    signed = b[0][:, None] + sign * b[1][:, None]
+    square, cross = jnp.sum(signed**2, axis=0), sign * jnp.sum(signed * t[:, None], axis=0)
+    integrand = _integrand(moments, theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross)
+    return nodes.mean(integrand.mean(axis=0)) + exact_part(parts, task, theta)
+
+
+def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -> Float[Array, ""]:
+    """What the nodes do not carry: the risk of predicting 0, and θ times what R_∞ is off it."""
+    base = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
+    return base + theta * (gaussian_risk(parts, task, jnp.inf) - base)
+
+
+def _integrand(moments: WeightMoments, theta, nu, a, square, cross) -> Float[Array, "*signs n"]:
+    Q, unheld, K2, lost = moments.shares(nu)
+    # (1−θ) − lost and (1−θ) − Q, without cancellation at either θ
+    return (a * Q + square * ((1 - theta) * K2 - theta * lost) - 2 * cross * ((1 - theta) * unheld - theta * Q)) / 2

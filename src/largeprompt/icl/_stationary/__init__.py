@@ -1,0 +1,1 @@
+"""The stationary points of the risk: where training can end."""

@@ -1,0 +1,124 @@
+"""Risks of any kind of attention: averages over sampled instances, against prompts simulated in NumPy."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float
+from numpy.polynomial.hermite_e import hermegauss
+
+import largeprompt as lp
+from icl_catalogue import TASKS, simulated, token_covariance, weights, zero_risk
+from largeprompt.attention import AbstractAttention, Head, MultiHead, ReLUAttention, SigmoidAttention
+from largeprompt.icl import (
+    optimal_linear,
+    risk,
+    risk_function,
+    risk_gradient,
+    risk_rate,
+    same_prompt_gap,
+    stationary_points,
+)
+from significance import assert_close_in_sigmas
+
+TASK = TASKS["anisotropic"]
+WEIGHTS = {
+    SigmoidAttention: lambda s: 1 / (1 + np.exp(-s)),
+    ReLUAttention: lambda s: np.maximum(s, 0),
+}
+SLOPES = {
+    SigmoidAttention: lambda s: 1 / (2 + 2 * np.cosh(s)),
+    ReLUAttention: lambda s: np.heaviside(s, 0.5),
+}
+KINDS = pytest.mark.parametrize("kind", WEIGHTS, ids=lambda kind: kind.kind)
+
+
+class Cubic(AbstractAttention):
+    """A kind of a user's own, known by its reading alone: E s³z of the scores s."""
+
+    U: Float[Array, "D D"]
+    V: Float[Array, "p D"]
+
+    def reading(self, mu, u):
+        if isinstance(mu, lp.Empirical):
+            scores = mu.points @ u
+            return (scores**3) @ mu.points / mu.size
+        return 3 * (u @ mu.cov() @ u) * mu.cov() @ u  # of a centred Gaussian
+
+
+def finite_excess(weight, U, V, L: int, n: int) -> np.ndarray:
+    """Losses on simulated prompts less those of predicting 0."""
+    found = []
+    for batch in simulated(TASK, L, n):
+        shares = weight(np.einsum("bld,bd->bl", batch.tokens, batch.queries @ U.T)) / L
+        output = np.einsum("bl,bld->bd", shares, batch.tokens) @ V.T
+        found.append(np.sum(output * (output - 2 * batch.targets), axis=1) / 2)
+    return np.concatenate(found)
+
+
+def infinite_excess(slope, U, V, n: int) -> np.ndarray:
+    """The same on infinite prompts, which read E φ(s)z = Γu E φ′(s) by Stein's identity."""
+    nodes, shares = hermegauss(101)
+    found = []
+    for batch in simulated(TASK, 1, n):
+        u = batch.queries @ U.T
+        tilted = np.einsum("bij,bj->bi", token_covariance(TASK, batch.W), u)
+        nu = np.sum(u * tilted, axis=1)
+        mean = slope(np.sqrt(nu)[:, None] * nodes) @ shares / shares.sum()
+        output = mean[:, None] * tilted @ V.T
+        found.append(np.sum(output * (output - 2 * batch.targets), axis=1) / 2)
+    return np.concatenate(found)
+
+
+@KINDS
+@pytest.mark.parametrize("L", [5, math.inf])
+def test_sigmoid_and_relu_attention_have_the_risk_of_simulated_prompts(kind, L):
+    U, V = weights(12, TASK, size=0.6)
+    found = risk(kind(U, V), TASK, L, rtol=1e-2)
+    n = 20_000
+    excess = finite_excess(WEIGHTS[kind], U, V, L, n) if L == 5 else infinite_excess(SLOPES[kind], U, V, n)
+    assert "instances" in found.method
+    assert kind.__name__ in found.reason
+    error = math.hypot(float(found.stderr), excess.std() / math.sqrt(n))
+    assert_close_in_sigmas(found.value, zero_risk(TASK) + excess.mean(), error)
+
+
+@pytest.mark.parametrize("kind", [*WEIGHTS, Cubic], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("L", [4, math.inf])
+def test_the_gradient_of_any_kind_is_that_of_the_mean_loss(kind, L):
+    layer = kind(*map(jnp.asarray, weights(12, TASK, size=0.4)))
+    function = risk_function(layer, TASK, L, draws=64)
+    instances = [TASK.draw(jax.random.split(key)[0]) for key in function.keys]
+    prompts = [one.prompt(jax.random.split(key)[1], L) for one, key in zip(instances, function.keys, strict=True)]
+
+    def mean_loss(layer):
+        losses = [jnp.sum((layer(one.measure, one.query) - one.target) ** 2) / 2 for one in prompts[:8]]
+        return jnp.stack(losses).mean()
+
+    few = eqx.tree_at(lambda f: f.keys, function, function.keys[:8])
+    value, gradient = few.value_and_gradient(layer)
+    expected, slope = eqx.filter_value_and_grad(mean_loss)(layer)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
+    np.testing.assert_allclose(gradient.U, slope.U, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(gradient.V, slope.V, rtol=1e-7, atol=1e-12)
+
+
+def test_heads_of_several_kinds_have_a_risk():
+    keys = jax.random.split(jax.random.key(0))
+    heads = [Head.pytorch_default(keys[0], 3, outputs=1, kind="sigmoid"), Head.pytorch_default(keys[1], 3, outputs=1)]
+    found = risk(MultiHead(heads), TASK, 5, rtol=0.1)
+    assert "sigmoid, softmax" in found.reason
+    assert risk_gradient(heads[0], TASK, math.inf, rtol=1.0).norm() > 0
+
+
+@KINDS
+def test_what_is_known_for_softmax_and_linear_attention_refuses_other_kinds_by_name(kind, as_a_stranger):
+    layer, linear = kind(*weights(12, TASK)), optimal_linear(TASK, 5).attention
+    for refused in (lambda: risk_rate(layer, TASK), lambda: same_prompt_gap(layer, linear, TASK, 5)):
+        with pytest.raises(ValueError, match=rf"the layer is of type {kind.__name__}; it must be one head of softmax"):
+            refused()
+    with pytest.raises(ValueError, match="kind is 'sigmoid'; stationary points are known for 'softmax' and 'linear'"):
+        stationary_points(TASK, 5, "sigmoid")  # pyright: ignore[reportArgumentType]
