@@ -75,7 +75,7 @@ def summed_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttenti
 
 
 def described(layer: AbstractLayer) -> str:
-    """The type of a layer, and of heads their kinds, for messages."""
+    """The type of a layer, and the kinds of its heads where that says why it is refused, for messages."""
     heads = layer.heads if isinstance(layer, MultiHead) else (layer,) if isinstance(layer, Head) else ()
-    kinds = ", ".join(dict.fromkeys(head.kind for head in heads))
+    kinds = ", ".join(dict.fromkeys(head.kind for head in heads if head.kind not in ("softmax", "linear")))
     return f"of type {type(layer).__name__}" + (f" ({kinds})" if kinds else "")
