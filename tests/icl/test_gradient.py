@@ -226,7 +226,7 @@ def test_standard_errors_are_honest(method):
         for parts in ([g.layer for g in gradients], [g.stderr for g in gradients])
     )
     for x, error in ((values[:, None], errors[:, None]), (slopes, slope_errors)):
-        spread, told = x.std(axis=0, ddof=1), np.sqrt(np.mean(error**2, axis=0))
+        spread, reported = x.std(axis=0, ddof=1), np.sqrt(np.mean(error**2, axis=0))
         # 23 degrees of freedom: a ratio within 2 both ways, for each of ten numbers, is beyond five standard errors
-        assert np.all(spread < 2 * told), spread / told
-        assert np.all(spread > told / 2), spread / told
+        assert np.all(spread < 2 * reported), spread / reported
+        assert np.all(spread > reported / 2), spread / reported

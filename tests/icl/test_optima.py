@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.polynomial.legendre import leggauss
@@ -20,6 +22,7 @@ from largeprompt.icl import (
     optimal_linear,
     optimal_softmax,
     risk,
+    risk_function,
     risk_gradient,
     risk_rate,
 )
@@ -38,30 +41,33 @@ def least_linear_risk(task: LinearRegression, L: float) -> float:
 
 def linear_risk(A, c, p, r, task: LinearRegression, L: float):
     """(2.2) + (2.5) as they stand in MATH.md, for one target and queries like the covariates."""
-    S, O, s2 = np.asarray(task.Sigma), np.asarray(task.Omega), float(task.noise)
-    tau1, tau2 = np.trace(S @ O), np.trace(S @ O) ** 2 + 2 * np.trace(S @ O @ S @ O)
+    S, O, s2 = jnp.asarray(task.Sigma), jnp.asarray(task.Omega), float(task.noise)
+    tau1, tau2 = jnp.trace(S @ O), jnp.trace(S @ O) ** 2 + 2 * jnp.trace(S @ O @ S @ O)
     a0 = A.T @ S @ p + r * s2 * c
-    M1 = r * A.T @ S + np.outer(c, p @ S)
-    M = M1 - np.eye(len(c))
+    M1 = r * A.T @ S + jnp.outer(c, p @ S)
+    M = M1 - jnp.eye(len(c))
     k = c @ S @ c
     common = a0 @ S @ a0 + 2 * r * tau1 * a0 @ S @ c + r**2 * tau2 * k
-    limit = (common + np.trace(M @ O @ M.T @ S) + s2) / 2
-    alpha0, gamma0 = p @ S @ p + r**2 * s2, np.trace(A.T @ S @ A @ S) + k * s2
+    limit = (common + jnp.trace(M @ O @ M.T @ S) + s2) / 2
+    alpha0, gamma0 = p @ S @ p + r**2 * s2, jnp.trace(A.T @ S @ A @ S) + k * s2
     G1 = alpha0 * gamma0 + alpha0 * k * tau1 + r**2 * gamma0 * tau1 + r**2 * k * tau2
     G1 += 4 * r * (S @ p) @ O @ (S @ A @ S @ c)
-    return limit + (G1 + common + np.trace(M1 @ O @ M1.T @ S)) / (2 * L)
+    return limit + (G1 + common + jnp.trace(M1 @ O @ M1.T @ S)) / (2 * L)
 
 
 @pytest.mark.parametrize("L", [1, 3, 10, 1000])
 def test_no_minimisation_of_linear_attention_finds_less_than_its_optimum(L):
     d, rng = 3, np.random.default_rng(L)
 
+    @jax.jit
+    @jax.value_and_grad
     def value(theta):
         A, c, p, r = theta[: d * d].reshape(d, d), theta[d * d : d * d + d], theta[d * d + d : -1], theta[-1]
         return linear_risk(A, c, p, r, ANISOTROPIC, L)
 
     found = optimal_linear(ANISOTROPIC, L)
-    best = min(minimize(value, rng.normal(size=d * d + 2 * d + 1) / 2, method="BFGS").fun for _ in range(6))
+    starts = rng.normal(size=(6, d * d + 2 * d + 1)) / 2
+    best = min(minimize(value, start, jac=True, method="BFGS").fun for start in starts)
     np.testing.assert_allclose(found.risk.value, least_linear_risk(ANISOTROPIC, L), rtol=1e-12)
     np.testing.assert_allclose(found.risk.value, best, rtol=1e-7)
     np.testing.assert_allclose(risk(found.attention, ANISOTROPIC, L).value, found.risk.value, rtol=1e-12)
@@ -109,13 +115,15 @@ def test_two_targets_cost_twice_one():
 def test_no_step_away_from_the_optimum_of_linear_attention_improves_it(name, L):
     task = TASKS[name]
     found = optimal_linear(task, L)
-    U, V = found.attention.U, found.attention.V
-    best = found.risk.value
-    assert best > 0
-    for seed in range(20):
-        for size in (1e-3, 0.1, 1.0):
-            step = size * matrix(seed, task.dim, task.dim), size * matrix(seed + 50, task.targets, task.dim)
-            assert risk(lp.LinearAttention(U + step[0], V + step[1]), task, L).value >= best * (1 - 1e-12)
+    function = risk_function(found.attention, task, L)
+    steps = np.array([size * matrix(seed, 8, 8) for seed in range(20) for size in (1e-3, 0.1, 1.0)])
+
+    def risk_after(step):
+        U, V = step[: task.dim, : task.dim], step[task.dim : task.dim + task.targets, : task.dim]
+        return function.value_and_error(lp.LinearAttention(found.attention.U + U, found.attention.V + V))[0]
+
+    assert found.risk.value > 0
+    assert np.all(jax.jit(jax.vmap(risk_after))(steps) >= found.risk.value * (1 - 1e-12))
 
 
 def test_infinite_prompts_leave_the_label_noise_alone():

@@ -120,5 +120,5 @@ def test_what_is_known_for_softmax_and_linear_attention_refuses_other_kinds_by_n
     for refused in (lambda: risk_rate(layer, TASK), lambda: same_prompt_gap(layer, linear, TASK, 5)):
         with pytest.raises(ValueError, match=rf"the layer is of type {kind.__name__}; it must be one head of softmax"):
             refused()
-    with pytest.raises(ValueError, match="kind is 'sigmoid'; stationary points are known for 'softmax' and 'linear'"):
+    with pytest.raises(ValueError, match="kind is 'sigmoid'; it must be 'softmax' or 'linear'"):
         stationary_points(TASK, 5, "sigmoid")  # pyright: ignore[reportArgumentType]

@@ -100,7 +100,8 @@ def test_aligned_layers_have_one_risk_by_quadrature_by_nodes_and_by_simulation(n
     assert found.exact
     nodes = risk_function(SOFTMAX(*weights(3, task)), task, L, draws=2**14)
     assert "quasi" in nodes.method
-    value, error = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))(nodes, layer)
+    evaluated = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))
+    value, error = min((evaluated(nodes.with_control(i), layer) for i in (0, 1)), key=lambda found: float(found[1]))
     assert error < 2e-3 * value
     assert_close_in_sigmas(value, found.value, error)
     assert_risk_of(found, excess(SOFTMAX, layer.U, layer.V, task, L, n), task)
@@ -327,13 +328,12 @@ FORMS: dict[str, list[float]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_averages_over_a_quadratic_form_are_the_products_they_are(form):
-    """E e^{-aν} = ∏(1+2aλ)^{-1/2}, and weighing by x_i² divides by 1 + 2aλ_i."""
+    """E e^{-aν} = ∏(1+2aλ)^{-1/2}, and weighting by x_i² divides by 1 + 2aλ_i."""
     a, widths = np.array([0.1, 1.0])[:, None], np.array(form)
-    means, squares, fourths = quadratic_form_averages(widths, lambda nu: np.exp(-a * nu), fourths=True)
+    means, squares, fourths = quadratic_form_averages(widths, lambda nu: np.exp(-a * nu), fourths=2)
     expected, divided = np.prod(1 + 2 * a * widths, axis=1) ** -0.5, 1 / (1 + 2 * a * widths)
     np.testing.assert_allclose(means, expected, rtol=1e-9, atol=1e-13)
     np.testing.assert_allclose(squares, expected[:, None] * divided, rtol=1e-9, atol=1e-13)
     pairs = 1 + 2 * np.eye(len(form))
     products = expected[:, None, None] * divided[:, :, None] * divided[:, None] * pairs
-    assert fourths is not None
     np.testing.assert_allclose(fourths, products, rtol=1e-9, atol=1e-12)

@@ -84,18 +84,23 @@ def _falls_as_one_over_L(data: xr.Dataset) -> Finding:
 
 
 # 5. Tried on its own.
-if __name__ == "__main__":
+def main() -> None:
+    """Compute, judge and draw it, and print facts that a test checks."""
     choice = Choice("quick")
     data = MEANS.dataset(
         choice, {need: need.compute() for need in MEANS.needs(choice) if isinstance(need, Computation)}
     )
     entry = _falls_as_one_over_L.entry({"means": data})
+    (check,) = entry["checks"]
     print(*MEANS.summary(data), sep="\n")
     print(f"{entry['key']}: {entry['statement']} {entry['verdict']}")
-    for check in entry["checks"]:
-        print(f"{check['label']} {check['measured']:.3f} ± {check['error']:.3f}, for {check['target']:g}")
-    assert entry["verdict"] == "holds"
+    print(f"slope, with three errors: {check['measured']:.3f} = -1 ± {3 * check['error']:.3f}")
     with tempfile.TemporaryDirectory() as folder:
         files = write(Path(folder), "figure-means", draw(MEANS.chart(data)), data)
-        print(*(file.name for file in files))
-        assert all(file.stat().st_size > 100 for file in files)
+        sizes = [file.stat().st_size for file in files]
+    print(f"files that hold something: {sum(size > 100 for size in sizes)} = {len(files)} ± 0")
+    assert entry["verdict"] == "holds"
+
+
+if __name__ == "__main__":
+    main()

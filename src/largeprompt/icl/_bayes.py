@@ -21,7 +21,7 @@ Regression = LinearRegression | RegressionOn
 LONGEST_DRAWN = 10**9  # hours of drawing
 EXACT_RANK = 100  # the exact mean costs a second at this rank and grows as its fourth power; past it, prompts are drawn
 LONG = 10**15  # from here on the deterministic equivalent is exact to rounding, and the integrals are not
-TOKENS = 2**16  # covariates drawn at a time, always as many: JAX would compile the sampler anew for every other number
+TOKENS = 2**16  # covariates drawn at a time, always as many: JAX compiles the sampler again for every other number
 
 
 def bayes_risk(

@@ -81,7 +81,7 @@ def _log_constant(omega: Scalar, reading: Float[Array, "d d"], task: LinearRegre
 
 
 def common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | None, list[np.ndarray]]:
-    """A basis in which all three covariances are diagonal, and which of its vectors they cannot tell apart."""
+    """A basis in which all three covariances are diagonal, and which of its vectors are alike for all of them."""
     matrices = [np.asarray(m) for m in (task.Sigma, task.Omega, task.query_Sigma)]
     sizes = [max(np.abs(m).max(), 1e-300) for m in matrices]
     # a combination without accidental coincidences has the common basis as its own

@@ -41,10 +41,10 @@ class AbstractRegression(AbstractTask):
 class LinearRegression(AbstractRegression):
     r"""In-context linear regression: tokens $(x, y)$, $x\sim\mathcal N(0,\Sigma)$, $y = Wx + \eta$, query $(x_q, 0)$.
 
-    The rows of $W$ (one a target) are independent $\mathcal N(0,\Omega)$, by default $\Omega = I$; $\eta\sim\mathcal
-    N(0, s^2 I)$ with `noise` the variance $s^2$; $x_q\sim\mathcal N(0,\Sigma_q)$, by default $\Sigma_q=\Sigma$. Given
-    $W$ the tokens are $\mathcal N(0, \Gamma_W)$. The target $y_q$ carries noise too, so no risk falls below $s^2/2$ a
-    target. Paper: Section 5, Equations (11) and (12); Remark 4.1 for the queries.
+    The rows of $W$ (one for each target) are independent $\mathcal N(0,\Omega)$, by default $\Omega = I$;
+    $\eta\sim\mathcal N(0, s^2 I)$ with `noise` the variance $s^2$; $x_q\sim\mathcal N(0,\Sigma_q)$, by default
+    $\Sigma_q=\Sigma$. Given $W$ the tokens are $\mathcal N(0, \Gamma_W)$. The target $y_q$ carries noise too, so no
+    risk falls below $s^2/2$ for each target. Paper: Section 5, Equations (11) and (12); Remark 4.1 for the queries.
     """
 
     Sigma: Float[Array, "d d"]

@@ -6,6 +6,7 @@ import datetime
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,14 @@ class Job:
         with training_of(plan, self.store, progress) as training:
             with progress.task("computing", max(sum(item.seconds for item in plan.to_compute), 1e-9)) as advance:
                 for i, item in enumerate(plan.computations, 1):
-                    training.raise_if_failed()
+                    if training.done():
+                        training.result()  # raises what a run has raised
                     new = item in plan.to_compute
                     results[item] = self._computed(item, progress)
                     advance(item.seconds if new else 0.0, f"{i} of {len(plan.computations)}")
-            results |= training.results()
+            while not training.done():
+                wait([training], timeout=0.2)  # in short waits, so that Ctrl-C is heard
+            results |= zip(plan.runs, training.result(), strict=True)
         found = {key: experiment.dataset(self.choice, results) for key, experiment in self.experiments.items()}
         return found | ({"errata": results[self.errata]} if self.errata else {})
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import xarray as xr
@@ -11,7 +12,7 @@ import xarray as xr
 from largeprompt import lab
 from largeprompt._device import DeviceName
 from largeprompt.lab import Interrupted, Progress, Run, Store
-from largeprompt.paper.experiment import Computation, Needed
+from largeprompt.paper.experiment import Computation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,53 +51,19 @@ class Plan:
         return f"{what}: about {lab.duration(self.seconds)} on {where}, {sizes}"
 
 
-class _Training:
-    """The runs of a plan, trained by other threads from the moment this is made."""
-
-    def __init__(self, plan: Plan, store: Store, progress: Progress):
-        self._plan, self._store, self._progress = plan, store, progress
-        self._stop, self._done = threading.Event(), threading.Event()
-        self._results: list[xr.Dataset] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="training")
-        self._thread.start()
-
-    def _work(self) -> None:
-        plan = self._plan
-        options: Any = {"jobs": plan.jobs, "seconds": plan.seconds_of_run, "device": plan.device}
-        try:
-            if plan.runs:
-                self._results = lab.sweep(plan.runs, self._store, progress=self._progress, stop=self._stop, **options)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    def raise_if_failed(self) -> None:
-        """Raise what a run has raised."""
-        if self._error is not None:
-            raise self._error
-
-    def results(self) -> dict[Needed, xr.Dataset]:
-        """All runs, once they are there."""
-        while not self._done.wait(0.2):  # in short waits, so that Ctrl-C is heard
-            pass
-        self.raise_if_failed()
-        return dict(zip(self._plan.runs, self._results, strict=True))
-
-    def end(self) -> None:
-        """Stop the runs under way; they keep a checkpoint."""
-        self._stop.set()
-        self._thread.join()
-
-
 @contextlib.contextmanager
-def training_of(plan: Plan, store: Store, progress: Progress) -> Iterator[_Training]:
-    """Training in the background of a block; it ends with the block."""
-    training = _Training(plan, store, progress)
-    try:
-        yield training
-    except KeyboardInterrupt:
-        raise Interrupted from None
-    finally:
-        training.end()
+def training_of(plan: Plan, store: Store, progress: Progress) -> Iterator[Future[list[xr.Dataset]]]:
+    """The runs of a plan, trained in the background of a block; at its end those under way keep a checkpoint."""
+    stop = threading.Event()
+    options: Any = {"jobs": plan.jobs, "seconds": plan.seconds_of_run, "device": plan.device}
+
+    def train() -> list[xr.Dataset]:
+        return lab.sweep(plan.runs, store, progress=progress, stop=stop, **options) if plan.runs else []
+
+    with ThreadPoolExecutor(1, "training") as pool:
+        try:
+            yield pool.submit(train)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            stop.set()

@@ -129,11 +129,11 @@ def _directional_derivatives(function: OverNodes, x, directions):
     return jax.vmap(along)(directions)
 
 
-def rough_ends(function: Risk, starts: Points) -> Points:
-    """Where descents from many starts end, one of each sort that numbers which no symmetry changes cannot tell apart.
+def rough_ends(function: Risk, starts: Points) -> Float[np.ndarray, "m n"]:
+    """Where descents from many starts end, one of each sort: the same to every number that symmetries leave alone.
 
     The stationary points of linear attention are known well, so that all sorts count. Ends that were not reached, and
-    those over few nodes, are told apart roughly, and only the most frequent sorts count.
+    those over few nodes, are compared roughly, and only the most frequent sorts count.
     """
     steps, tolerance = 400, 1e-7
     if isinstance(function, OverNodes):

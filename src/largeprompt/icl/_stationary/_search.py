@@ -55,7 +55,7 @@ class StationaryPoint(AbstractShown):
 
     `zero_modes` counts the eigenvalues that are 0 to within rounding, or for softmax attention to within 5 standard
     errors of the nodes; `symmetries` is how many of them the continuous symmetries account for. A minimum has only
-    positive curvature across these; where some cannot be told from 0 the point is undecided. `excess` is what the risk
+    positive curvature across these; where some may be 0 the point is undecided. `excess` is what the risk
     is above that of `optimal_linear` or `optimal_softmax`.
     """
 
@@ -90,7 +90,7 @@ def stationary_points(
     """
     task, L = as_regression(task), checks.prompt_length(L)
     if kind not in get_args(Kind):
-        raise ValueError(f"kind is {kind!r}; stationary points are known for 'softmax' and 'linear'")
+        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'linear'")
     layer = attention_of(kind)
     starts = checks.count("starts", starts, at_least=0)
     if task.Sigma.dtype != np.float64:

@@ -54,7 +54,7 @@ def _axis(task: LinearRegression, n: Vector) -> _Axis:
 
 
 def _axes(task: LinearRegression) -> tuple[list[_Axis], Float[np.ndarray, "d d"] | None]:
-    """The principal axes, one of each that the covariances cannot tell apart; the basis, if they have one in common."""
+    """The principal axes, one of each that are alike for all covariances; the basis, if these have one in common."""
     basis, groups = common_basis(task)
     if basis is not None:
         return [_axis(task, basis[:, group[0]]) for group in groups], basis
@@ -86,9 +86,9 @@ def predicted_excess(task: LinearRegression, L: int | float) -> Float[Array, ""]
 
 
 def spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vector, Float[np.ndarray, "n m"] | None]]:
-    """The points of the module's formula, one a principal axis, each with the subspace its reflections leave alone.
+    """The points of the module's formula, one for each principal axis.
 
-    The task is in standard units.
+    Each has the subspace that its reflections leave alone. The task is in standard units.
     """
     d, k = task.d, task.targets
     full = np.linalg.matrix_rank(np.asarray(task.Sigma)) == d

@@ -11,7 +11,7 @@ import xarray as xr
 
 from largeprompt import _checks as checks
 from largeprompt.concentration import RateFit, fit_power_law
-from largeprompt.dynamics import Trajectory, flow_ladder, structured_start
+from largeprompt.dynamics import flow_ladder, structured_start
 from largeprompt.icl import LinearRegression, covariance_named
 from largeprompt.lab import Progress
 from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series, level, sequence
@@ -78,12 +78,8 @@ class Ladder(Computation):
             warnings.filterwarnings("ignore", message="alpha is")
             start = structured_start(self.task, self.alpha)
 
-        with progress.task(self.title, len(self.lengths) + 1) as advance:
-
-            def report(L: float, flow: Trajectory) -> None:
-                advance(1, f"L = {L:g}: flow to t = {flow.ended_at:g}")
-
-            rungs = flow_ladder(start, self.task, self.lengths, times, draws=self.draws, report=report)
+        options = {"draws": self.draws, "progress": progress, "name": self.title}
+        rungs = flow_ladder(start, self.task, self.lengths, times, **options)
         curves: dict[str, tuple[Any, str]] = {
             "distance": (rungs.distance, "distance of the parameters to the infinite-prompt flow"),
             "risk": (rungs.risk, "risk at length L along the flow at length L"),
