@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from pathlib import Path
+from collections import Counter
 
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,40 +21,53 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-with install_import_hook("largeprompt", "typechecker.checked"):
-    import largeprompt
-    from largeprompt import attention, concentration, dynamics, icl, measures  # noqa: F401  # else on first use
-
-largeprompt.use_float64()
-jax.config.update("jax_disable_most_optimizations", True)
+COMPILES_THE_ENGINE = "tests/engine/test_trajectories.py"  # which takes a minute; other processes then load it
+SECONDS_OF_A_TEST = 0.3  # in a file that has not been timed
 
 
 def pytest_configure(config):
-    """What one worker has compiled, now or in an earlier run, the other need not."""
+    """Import the package with its shapes checked; what one worker compiles, now or in an earlier run, others load."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # this process only hands out work to others
+    with install_import_hook("largeprompt", "typechecker.checked"):
+        import largeprompt
+        from largeprompt import attention, concentration, dynamics, icl, measures  # noqa: F401  # else on first use
+    largeprompt.use_float64()
+    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# Work is handed out a file at a time. The first of these compiles all of the engine, which takes 80 s; the next
-# are as long and do without, so that no two workers compile it at once. Then come the longest: at the end they would
-# keep one worker waiting for the other. All others follow in the order of the tree.
-# fmt: off
-FIRST = (
-    "engine/test_pair_law",
-    "dynamics/test_flow", "measures/test_laws", "measures/test_streaming", "icl/test_stationary",
-    "concentration/test_prediction", "concentration/test_rates", "test_documentation", "lab/test_killed_runs",
-    "lab/test_cluster", "cli/test_cli_paper", "engine/test_gpu_simulated", "concentration/test_deviation",
-    "concentration/test_bounds_layers", "measures/test_closed_forms", "cli/test_cli_concentration",
-    "concentration/test_bounds_risks", "icl/test_bayes", "icl/test_risk", "concentration/test_prompt_length",
-    "dynamics/test_limits", "icl/test_optima", "paper/test_errata", "icl/test_tasks", "test_examples",
-)
-# fmt: on
+# Work is handed out a file at a time, so that what a file compiles and prepares is made once. The longest files, timed
+# in an earlier run, come first: at the end they would keep one worker waiting for the other.
+_seconds: Counter[str] = Counter()
 
 
-def pytest_collection_modifyitems(items):
-    places = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+def _file(nodeid: str) -> str:
+    return nodeid.split("::")[0]
+
+
+def pytest_collection_modifyitems(config, items):
+    timed, tests = config.cache.get("largeprompt/seconds", {}), Counter(_file(item.nodeid) for item in items)
+
+    def place(item):
+        file = _file(item.nodeid)
+        return file != COMPILES_THE_ENGINE, -timed.get(file, SECONDS_OF_A_TEST * tests[file]), file
+
+    items.sort(key=place)
+
+
+def pytest_runtest_logreport(report):
+    _seconds[_file(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session):
+    """Keep how long each file took, once all of the tests have run."""
+    config = session.config
+    whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword
+    if whole and not hasattr(config, "workerinput"):
+        config.cache.set("largeprompt/seconds", dict(_seconds))
 
 
 @pytest.fixture(scope="module", autouse=True)

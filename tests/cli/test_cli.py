@@ -97,5 +97,5 @@ def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):
     assert "Traceback" not in errors
     assert "interrupted" in errors
     left = {path.name for path in out.iterdir()}
-    assert left <= {"run.json", "runs", "pieces"}
+    assert left <= {"run.json", "store"}
     assert "run.json" not in left or not json.loads((out / "run.json").read_text())["finished"]

@@ -165,8 +165,8 @@ def test_a_sweep_on_a_gpu_records_what_one_on_a_processor_does(found, folder, of
     spent = [store.log(run.key)["seconds"] for run in RUNS]
     assert spent[-1] == 0.0  # of no step
     assert 0.0 < sum(spent) <= found["sweep/whole/seconds"]
-    for told, data in zip(found["sweep/whole/risks"], of_processor[:3], strict=True):
-        np.testing.assert_allclose(told, [6, *data.risk.values[:, -1]], rtol=1e-5)
+    for shown, data in zip(found["sweep/whole/risks"], of_processor[:3], strict=True):
+        np.testing.assert_allclose(shown, [6, *data.risk.values[:, -1]], rtol=5e-4)  # of four digits
     assert [str(end) for end in of_processor[3].verdict.values] == ["diverged", "diverged"]
     assert np.isnan(of_processor[3].risk.values[:, -1]).all()
 

@@ -2,7 +2,7 @@ import numpy as np
 
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
-from ._kernel import train_loop, workspace
+from ._kernel import trainer, workspace
 from ._training_arrays import TrainingArrays, refusal, with_arrays
 
 
@@ -27,11 +27,8 @@ class FusedTrainer(AbstractTrainer):
     def _advance(self, state: State, stop: int) -> State:
         training, arrays = self._training, self._arrays
         parts = arrays.weights_of(state.layers)
-        softmax, linear = arrays.softmax is not None, arrays.linear is not None
-        diverged = np.full(2, -1)
-        own = diverged[int(not softmax) : 1 + int(linear)]
-        own[:] = [-1 if at is None else at for at in arrays.ordered(state.diverged)]
-        train_loop()(
+        diverged = np.array([-1 if at is None else at for at in arrays.ordered(state.diverged)])
+        trainer(arrays.softmax is not None, arrays.linear is not None)(
             state.step,
             stop,
             arrays.length,
@@ -40,9 +37,8 @@ class FusedTrainer(AbstractTrainer):
             FAR,
             training.seed,
             arrays.law,
-            (parts[0], parts[-1]),
-            softmax,
-            linear,
+            parts[0],
+            parts[-1],
             self._space,
             diverged,
         )
@@ -50,5 +46,5 @@ class FusedTrainer(AbstractTrainer):
             with_arrays(layer, w.K, w.Q, w.V, w.O)
             for layer, w in zip(state.layers, arrays.in_order(parts), strict=True)
         )
-        ends = (None if end < 0 else int(end) for end in arrays.in_order(own.tolist()))
+        ends = (None if end < 0 else int(end) for end in arrays.in_order(diverged.tolist()))
         return State(stop, layers, tuple(ends))

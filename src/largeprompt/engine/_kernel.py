@@ -25,7 +25,7 @@ from ._chain_rule import (
 from ._cpu_tokens import WIDE, sums_of_one_head
 from ._lanes import LANES, aligned, assembled, on_lanes, orthonormalise, row, rows
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
-from ._target import multiply_add, tuned
+from ._target import product_over_lanes, tuned
 from ._tokens import sums_of_heads
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -55,23 +55,7 @@ def _softmax_readings(L, D, m, n, products, w, prompt, step, k0, k1):
 
 
 @on_lanes
-def _product_over_lanes(a, ra, b, rb, room):
-    """Σ_lanes a b. Written out, so that the order of the sum is no choice of the compiler's."""
-    tuned()
-    for j in range(16):
-        total = a[row(ra, 48 + j)] * b[row(rb, 48 + j)]
-        total = multiply_add(a[row(ra, 32 + j)], b[row(rb, 32 + j)], total)
-        total = multiply_add(a[row(ra, 16 + j)], b[row(rb, 16 + j)], total)
-        room[j] = multiply_add(a[row(ra, j)], b[row(rb, j)], total)
-    for j in range(8):
-        room[j] += room[8 + j]
-    for j in range(4):
-        room[j] += room[4 + j]
-    return (room[0] + room[2]) + (room[1] + room[3])
-
-
-@on_lanes
-def _sum_over_lanes(D, h, readings, queries, room, dv, dU):
+def _sum_over_lanes(D, h, readings, queries, dv, dU):
     """Add Σ_lanes m to dv and, for few covariates, Σ_lanes k xᵀ to dU; float32 within the lanes, float64 beyond."""
     tuned()
     d = D - 1
@@ -83,7 +67,7 @@ def _sum_over_lanes(D, h, readings, queries, room, dv, dU):
         dv[h, i] += total
         if d < _LONG:
             for c in range(d):
-                dU[h, i, c] += _product_over_lanes(readings, k, queries, c, room)
+                dU[h, i, c] += product_over_lanes(readings, k * LANES, queries, c * LANES)
 
 
 @on_lanes
@@ -127,7 +111,7 @@ def _gradients(d, w, first, readings, valid, law, s):
     for h in range(heads):
         times_error(d, 2 * h, readings, law, s)
         times_error(d, 2 * h + 1, readings, law, s)
-        _sum_over_lanes(d + 1, h, readings, s.drawn, s.u, w.dv, w.dU)
+        _sum_over_lanes(d + 1, h, readings, s.drawn, w.dv, w.dU)
         if d >= _LONG:
             for i in range(d + 1):
                 _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
@@ -140,44 +124,46 @@ def _descend(w, law, rate, far):
     return accept(w, surely_within(propose(w, law.Bq, law.plain, rate), far, 1), far)
 
 
+@functools.cache
+def trainer(softmax: bool, linear: bool):
+    """The compiled loop over steps for layers of softmax heads, of linear heads, or one of each on the same prompts."""
+    return _trainer(source_hash(), softmax, linear)
+
+
 def source_hash() -> str:
     """The hash of the sources in this folder: compiled code is kept on disk under a name that contains it."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-@functools.cache
-def train_loop():
-    """The compiled loop over steps for a softmax layer, a linear layer, or one of each on the same prompts.
-
-    One function for all three, with both layers in one loop: it takes most of a minute to compile.
-    """
-    sources = source_hash()
-
+def _trainer(sources: str, softmax: bool, linear: bool):
     @numba.njit(nogil=True, error_model="numpy", cache=True)
-    def train(start, stop, L, batch, rate, far, seed, law, layers, softmax, linear, s, diverged):
-        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`, softmax before linear."""
+    def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged):
+        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`."""
         tuned()
         _ = sources  # part of the name under which the compiled code is kept
         d = law.B.shape[0] - 1
         k0, k1 = u32(seed & 0xFFFFFFFF), u32(seed >> 32)
-        m = 2 * layers[0].K.shape[0] if softmax else 0
-        n = 2 * layers[1].K.shape[0] if linear else 0
-        first, last = 0 if softmax else 1, 2 if linear else 1
+        m = 2 * soft.K.shape[0] if softmax else 0
+        n = 2 * line.K.shape[0] if linear else 0
         for step in range(start, stop):
-            t = u32(step)
-            for i in range(first, last):
-                w = layers[i]
-                begin_projection(w, law.B, law.Bq, law.plain)
-                project(w, law.B, law.plain)
-                if diverged[i] >= 0:  # it stays as it was, but the other must not see such numbers
-                    clear_projection(w)
+            if softmax:
+                begin_projection(soft, law.B, law.Bq, law.plain)
+                project(soft, law.B, law.plain)
+                if diverged[0] >= 0:  # it stays as it was, but the other must not see such numbers
+                    clear_projection(soft)
+            if linear:
+                begin_projection(line, law.B, law.Bq, law.plain)
+                project(line, law.B, law.plain)
             for prompt in range(0, batch, LANES):
                 valid = min(batch - prompt, LANES)
+                t = u32(step)
                 draw_instances(d, s, prompt, t, k0, k1)
                 instances(d, law, s)
-                for i in range(first, last):
-                    columns(d, layers[i], law, 0 if i == 0 else m, s)
+                if softmax:
+                    columns(d, soft, law, 0, s)
+                if linear:
+                    columns(d, line, law, m, s)
                 if L == 0:
                     infinite_readings(d + 1, m, n, s)
                 elif softmax and 2 * m > L:
@@ -190,14 +176,20 @@ def train_loop():
                         linear_readings(L, d + 1, n, m, s)
                 if d >= _LONG:
                     _transpose(s.drawn, d, s.queries)
-                for i in range(first, last):
-                    readings = s.softmax if i == 0 else s.linear
-                    _gradients(d, layers[i], 0 if i == 0 else m, readings, valid, law, s)
+                if softmax:
+                    _gradients(d, soft, 0, s.softmax, valid, law, s)
+                if linear:
+                    _gradients(d, line, m, s.linear, valid, law, s)
             going = False
-            for i in range(first, last):
-                if diverged[i] < 0 and not _descend(layers[i], law, rate / batch, far):
-                    diverged[i] = step
-                going = going or diverged[i] < 0
+            if softmax:
+                if diverged[0] < 0 and not _descend(soft, law, rate / batch, far):
+                    diverged[0] = step
+                going = going or diverged[0] < 0
+            if linear:
+                at = 1 if softmax else 0
+                if diverged[at] < 0 and not _descend(line, law, rate / batch, far):
+                    diverged[at] = step
+                going = going or diverged[at] < 0
             if not going:
                 return
 

@@ -49,13 +49,34 @@ def _from_bits(context, bits):
     return types.float32(types.uint32), generate
 
 
-def _multiply_add(context, a, b, c):
-    """a b + c of float32 numbers, rounded once."""
+def _product_over_lanes(context, a, first, b, second):
+    """Σ a b over `LANES` entries of two float32 arrays, from `first` and `second` on, on a processor.
+
+    By vectors, so that the order of the sum is no choice of the compiler's: sixteen sums from the last quarter to the
+    first, each product rounded with its sum, and then halves of them. A compiler left to choose does so differently in
+    the process that compiles a loop and in one that loads it, and runs would end at other bits.
+    """
 
     def generate(context, builder, signature, arguments):
-        return builder.fma(*arguments)
+        arrays = [
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args[::2], arguments[::2], strict=True)
+        ]
 
-    return types.float32(types.float32, types.float32, types.float32), generate
+        def parts(quarter: int):
+            for array, start in zip(arrays, arguments[1::2], strict=True):
+                place = builder.gep(array.data, [builder.add(start, ir.Constant(start.type, 16 * quarter))])
+                yield builder.load(builder.bitcast(place, ir.VectorType(_REAL, 16).as_pointer()), align=4)
+
+        total = builder.fmul(*parts(3))
+        for quarter in (2, 1, 0):
+            total = _call(builder, "llvm.fma.v16f32", total.type, [*parts(quarter), total])
+        for half in (8, 4, 2, 1):
+            places = (ir.Constant(ir.VectorType(_WORD, half), list(range(at, at + half))) for at in (0, half))
+            total = builder.fadd(*(builder.shuffle_vector(total, total, place) for place in places))
+        return builder.extract_element(total, ir.Constant(_WORD, 0))
+
+    return types.float32(a, types.intp, b, types.intp), generate
 
 
 def _wide_product(context, a, b):
@@ -198,7 +219,7 @@ as_bits = _either(_as_bits, lambda x: np.float32(x).view(np.uint32))
 from_bits = _either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
 wide_product = _either(_wide_product, _plain_product)
 xor = _either(_xor, lambda a, b, c: a ^ b ^ c)
-multiply_add = _either(_multiply_add, None)  # on a processor alone
+product_over_lanes = _either(_product_over_lanes, None)
 tuned = _either(_tuned, lambda: None)
 lanes = _either(_lanes, lambda: 1)
 shared = _either(_shared, lambda: True)
