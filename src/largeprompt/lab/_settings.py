@@ -177,9 +177,12 @@ class Table:
         """A finite number in its range."""
         if name not in self:
             return default
+        value = self.settings[name]
         try:
-            number = float(self.array(name))
-        except ValueError:
+            # a plain number as it is given: an array would round it where JAX's precision is float32
+            plain = isinstance(value, int | float) and not isinstance(value, bool)
+            number = float(value) if plain else float(self.array(name))
+        except (ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number) and number >= at_least and number > above:
             return number
