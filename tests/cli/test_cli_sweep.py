@@ -79,7 +79,7 @@ def test_a_long_status_is_cut_on_the_terminal_only(command, runs, monkeypatch):
         lab.Store("runs").fail(run, "no", "")
     out = command("sweep", "status")[1]
     assert sum(run.key[:12] in out for run in runs) == 1
-    assert out.endswith("and 2 more; --json tells them all\n")
+    assert out.endswith("and 2 more; --json prints them all\n")
     assert len(json.loads(command("sweep", "status", "--json")[1])["runs"]) == 3
 
 

@@ -247,6 +247,16 @@ def test_linear_attention_is_trained_recorded_and_told_at_any_length(command, L)
     assert json.loads(command(*options)[1])["estimate"]["to_do"] == 0
 
 
+def test_any_kind_of_attention_is_trained_by_its_name(command):
+    code, out, err = command("train", *QUICK, "--attention", "sigmoid", "--draws", "64", "--json")
+    assert code == 0
+    assert err.startswith(
+        "largeprompt: 1 of 1 runs take the slower reference engine: a layer is of type Head (sigmoid)"
+    )
+    (row,) = json.loads(out)["rows"]
+    assert (row["attention"], row["runs"]) == ("sigmoid", 1)
+
+
 def test_auto_says_so_where_it_takes_the_reference(command, monkeypatch):
     monkeypatch.setattr(engine, "refusal", lambda training, layers: "L is too long")
     line = "largeprompt: 2 of 2 runs take the slower reference engine: L is too long\n"

@@ -68,25 +68,25 @@ class Forks:
         self._answers.close()
 
 
-def serve(carry_out):
+def serve(work):
     """Fork a child for every request, which carries it out and ends as a process of its own would."""
     warnings.simplefilter("ignore")  # JAX warns of forks; nothing of it has run here yet
     _say("ready")
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            _child(json.loads(line), carry_out)
+            _child(json.loads(line), work)
         _say(pid)
         threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
-def _child(request, carry_out):
+def _child(request, work):
     with open(request["log"], "a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     status = 1
     try:
-        carry_out(request)
+        work(request)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -63,11 +63,11 @@ def test_a_result_at_an_address_is_the_bytes_of_one_in_a_folder(remote, store):
 
 def test_an_interrupted_run_at_an_address_goes_on_from_its_checkpoint(remote, store):
     interrupted(remote)
-    entry = remote.entry(RUN.key)
-    assert (entry.status, entry.run) == ("begun", RUN.resolved)  # nobody can tell whether someone is at it
-    assert entry.step >= 150
-    (standing,) = lab.statuses(remote, [RUN], running=set())
-    assert (standing.stage, standing.step) == ("interrupted", entry.step)
+    found = remote.status(RUN.key)
+    assert (found.stage, found.run) == ("begun", RUN.resolved)  # nobody can tell whether someone is at it
+    assert found.step >= 150
+    (status,) = lab.statuses(remote, [RUN], running=set())
+    assert (status.stage, status.step) == ("interrupted", found.step)
     assert lab.statuses(remote, [RUN], running={RUN.key})[0].stage == "running"
     assert lab.train(RUN, remote).identical(lab.train(RUN, store))
     assert remote.log(RUN.key)["sittings"] == 2
@@ -108,7 +108,7 @@ def test_runs_at_an_address_are_listed_found_and_removed(remote):
 
 def test_a_failure_is_kept_until_there_is_a_result(remote):
     remote.fail(RUN, "RuntimeError: no", "a machine")
-    assert remote.entry(RUN.key).status == "failed"
+    assert remote.status(RUN.key).stage == "failed"
     assert lab.counted(lab.statuses(remote)) == {"failed": 1}
     lab.train(RUN, remote)
     assert remote.failure(RUN.key) == {}

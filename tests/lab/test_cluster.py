@@ -203,9 +203,9 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(cluster, store):
     assert [store.finished(run.key) for run in runs] == [True, True, False, True]
     assert store.failure(runs[2].key)["error"] == "RuntimeError: an unlucky run"
     found = lab.statuses(store, [*runs, *runs_of(15)])
-    assert [standing.stage for standing in found] == ["finished", "finished", "failed", "finished", "not begun"]
+    assert [status.stage for status in found] == ["finished", "finished", "failed", "finished", "not begun"]
     assert found[2].message == "RuntimeError: an unlucky run"
-    assert store.entry(runs[2].key).status == "failed"
+    assert store.status(runs[2].key).stage == "failed"
 
 
 def test_the_command_names_the_runs_that_failed_and_tables_the_others(cluster, store, tmp_path):
@@ -231,7 +231,7 @@ def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for
     until(lambda: len(cluster.begun()) == 4 or driver.status() is not None)
     until(lambda: len(store.finished_of([run.key for run in runs])) == 2 or driver.status() is not None)
     assert driver.status() is None, driver.said()
-    assert [standing.stage for standing in lab.statuses(store, runs)] == ["finished"] * 2 + ["running"] * 2
+    assert [status.stage for status in lab.statuses(store, runs)] == ["finished"] * 2 + ["running"] * 2
     driver.signal(signal.SIGKILL)
     assert until(driver.status) == -signal.SIGKILL
     assert lab.running_runs(cluster.address, lab.Store(tmp_path)) == set()
@@ -240,7 +240,7 @@ def test_a_driver_that_was_killed_leaves_runs_at_work_and_the_next_one_waits_for
     assert swept(runs, store, cluster.address) == (4, 2, 4, ())
     opener.join()
     assert sorted(seed for _, seed, _ in cluster.begun()) == [1, 2, 101, 102]  # none of them twice
-    assert {standing.stage for standing in lab.statuses(store)} == {"finished"}
+    assert {status.stage for status in lab.statuses(store)} == {"finished"}
 
 
 def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster, store):
@@ -257,7 +257,7 @@ def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster
     progress = Stopping()
     with pytest.raises(lab.Interrupted):
         swept(runs, store, cluster.address, progress=progress, stop=stop, checkpoint_seconds=0.0)
-    stages = [standing.stage for standing in lab.statuses(store, runs)]
+    stages = [status.stage for status in lab.statuses(store, runs)]
     assert stages == ["interrupted"] * 3 + ["not begun"] * 2
     assert {run.key for run in runs[:3]} <= progress.at_work
     cluster.open_gate()
@@ -277,8 +277,8 @@ def test_ctrl_c_on_a_local_cluster_says_what_is_kept(cluster, store, tmp_path):
     assert until(driver.status) == 130, driver.said()
     line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
     assert driver.said() == f"{line}; the same command goes on\n"
-    assert store.entry(run.key).status == "interrupted"
-    assert store.entry(run.key).step >= 100
+    assert store.status(run.key).stage == "interrupted"
+    assert store.status(run.key).step >= 100
 
 
 def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
@@ -289,7 +289,7 @@ def test_workers_that_do_not_see_the_store_are_told_of_in_one_line(cluster):
 
 def test_a_task_of_a_driver_that_has_taken_its_mark_back_is_given_again(cluster, store):
     (run,) = runs_of(1)
-    left = _worker.Order(_cluster._where(store), "left", ".sweep-left", 30.0)
+    left = _worker.Order(store.address, "left", ".sweep-left", 30.0)
     with Client(cluster.address, set_as_default=False) as client:
         key = f"largeprompt-{run.key}-{_cluster._place(store)}"
         future = client.submit(_worker.run_task, run.canonical, left, key=key)
@@ -355,8 +355,8 @@ def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
         keys.append(driver._key(run))
     assert len(set(keys)) == 3
     assert driver._is_lost(run, died())
-    assert store.failure(run.key)["error"].startswith("4 workers died while at it")
-    assert store.entry(run.key).status == "failed"
+    assert store.failure(run.key)["error"].startswith("4 workers died while they ran it")
+    assert store.status(run.key).stage == "failed"
     lab.train(run, store)
     assert store.failure(run.key) == {}
 

@@ -105,5 +105,5 @@ def test_an_interrupt_keeps_checkpoints_and_the_same_command_goes_on(nursery, tm
     line = f"largeprompt: interrupted: 0 of 1 runs are finished, the others kept in {store.folder}"
     assert said.splitlines()[-1] == f"{line}; the same command goes on"
     assert [path.suffix for path in store.folder.iterdir()] == [".checkpoint"]
-    assert store.entry(run.key).status == "interrupted"
-    assert 1000 <= store.entry(run.key).step < 5_000_000
+    assert store.status(run.key).stage == "interrupted"
+    assert 1000 <= store.status(run.key).step < 5_000_000

@@ -137,6 +137,21 @@ def test_a_pair_records_how_far_its_members_are_apart(store):
     assert float(data.norms.sel(matrix="K", member="linear")[-1]) == pytest.approx(np.linalg.norm(linear.K))
 
 
+@pytest.mark.parametrize("kind", ["sigmoid", "normalised-relu"])
+def test_any_kind_of_attention_is_trained_recorded_and_read_back(kind, store):
+    run = dataclasses.replace(RUN, attention=kind, steps=2, record=lab.Record(("parameters", "circuits"), 2, draws=64))
+    data = lab.train(run, store)
+    assert store.load(run.key).identical(data)
+    layer = lab.layer_at(data, kind)
+    assert (run.members, layer.kind) == ((kind,), kind)
+    assert np.isnan(float(data.optimum[0]))
+    assert float(data.attainable[0]) == pytest.approx((1 + 0.1) / 2)  # predicting 0, which every kind can
+    np.testing.assert_allclose(data.QK.sel(member=kind)[-1], layer.K.T @ layer.Q)
+    risks = lab.risks_by_length(lab.trained(store, run.key), [5])
+    assert np.isnan(risks.optimum.values).all()
+    assert (risks.risk > 0).all()
+
+
 def test_heads_are_an_axis_of_the_matrices(store):
     run = dataclasses.replace(RUN, heads=3, head_dim=None, steps=2, record=lab.Record(points=2, draws=64))
     data = lab.train(run, store)
@@ -149,9 +164,9 @@ def test_heads_are_an_axis_of_the_matrices(store):
 @pytest.mark.parametrize("step", [0, 1, 7, 150, 299])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(step, store, whole):
     path = interrupted_at(step, store)
-    entry = store.entry(RUN.key)
-    assert (entry.status, entry.run) == ("interrupted", RUN.resolved)
-    assert step <= entry.step <= 300
+    found = store.status(RUN.key)
+    assert (found.stage, found.run) == ("interrupted", RUN.resolved)
+    assert step <= found.step <= 300
     assert lab.train(RUN, store).identical(whole)
     assert not path.exists()
     assert store.log(RUN.key)["sittings"] == 2

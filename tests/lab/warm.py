@@ -13,11 +13,11 @@ from largeprompt.cli import _commands  # noqa: F401  # once here, and not in eve
 COMMANDS = {"dask_scheduler": dask_scheduler.main, "dask_worker": dask_worker.main, "largeprompt": cli.main}
 
 
-def carry_out(request):
+def work(request):
     os.setsid()  # a group of its own, for a Ctrl-C of its own
     sys.argv = [request["command"], *request["arguments"]]
     COMMANDS[request["command"]]()
 
 
 if __name__ == "__main__":
-    serve(carry_out)
+    serve(work)

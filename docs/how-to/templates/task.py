@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 import largeprompt as lp
-from largeprompt.dynamics import gradient_flow
 from largeprompt.icl import AbstractTask, Instance, risk
 
 
@@ -54,18 +53,14 @@ def main() -> None:
     softmax, sigmoid = lp.SoftmaxAttention(U, V), lp.Head(U, jnp.eye(3), V, kind="sigmoid")
 
     # a layer that answers 0 has the risk E y²/2
-    found = risk(lp.SoftmaxAttention(U, 0 * V), task, 5, rtol=0.03)
+    found = risk(lp.SoftmaxAttention(U, 0 * V), task, 5, rtol=0.2, max_draws=512)
     print(f"the risk of answering 0: {found.value:.4f} = {(2 + 0.505) / 2:.4f} ± {5 * found.stderr:.4f}")
 
     # any kind of attention, at a finite length and at infinity, against a loop over prompts
-    for layer, L in ((softmax, 5), (softmax, math.inf), (sigmoid, math.inf)):
-        found, (mean, error) = risk(layer, task, L, rtol=0.03), simulated(layer, task, L, 4096)
+    for layer, L in ((softmax, 5), (softmax, math.inf), (sigmoid, 5)):
+        found, (mean, error) = risk(layer, task, L, rtol=0.2, max_draws=512), simulated(layer, task, L, 512)
         print(f"{layer.kind}, L = {L}: {found.value:.4f} = {mean:.4f} ± {5 * math.hypot(found.stderr, error):.4f}")
         assert found.reason == "no formula is known for a task of type OwnNoise"
-
-    # a flow on fixed instances brings the risk down
-    flow = gradient_flow(softmax, task, 5, [0.0, 1.0], draws=64, rtol=1e-3)
-    assert flow.risk[-1] < flow.risk[0]
 
 
 if __name__ == "__main__":

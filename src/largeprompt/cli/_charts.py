@@ -7,7 +7,19 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.lab import Run, run_of, setting, varying
-from largeprompt.paper.chart import BLUE, GREEN, GREY, OF_ATTENTION, VERMILION, Chart, Dash, Panel, Series, level
+from largeprompt.paper.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    OF_ATTENTION,
+    PURPLE,
+    VERMILION,
+    Chart,
+    Dash,
+    Panel,
+    Series,
+    level,
+)
 
 from ._tables import NAMES, asymptote_of, compared, decades_above, has_gap, in_text, is_asymptote, points
 
@@ -95,7 +107,7 @@ def training_chart(results: Sequence[xr.Dataset]) -> Chart:
 def _training(group: list[tuple[Run, xr.Dataset]]) -> Iterator[Series]:
     every = [max(float(step), 1.0) for _, data in group for step in data.step.values[[0, -1]]]
     for member in dict.fromkeys(member for run, _ in group for member in run.members):
-        hue, good = OF_ATTENTION[member], []
+        hue, good = OF_ATTENTION.get(member, PURPLE), []
         curves = [data.sel(member=member) for run, data in group if member in run.members]
         for curve in curves:
             end, steps, risk = str(curve.verdict.values), np.maximum(curve.step.values, 1), curve.risk.values
@@ -142,7 +154,7 @@ def length_chart(data: xr.Dataset) -> Chart:
     x = finite.L.values if len(finite.L) else np.asarray([1.0, 10.0])
     series = []
     for member in (str(name) for name in data.member.values):
-        colour, one = OF_ATTENTION[member], finite.sel(member=member)
+        colour, one = OF_ATTENTION.get(member, PURPLE), finite.sel(member=member)
         band = {"low": one.risk - one.risk_stderr, "high": one.risk + one.risk_stderr}
         series += [Series(f"{member}, trained", x, one.risk, colour=colour, mark="o", **band)] if len(one.L) else []
         series += [Series(f"best {member}", x, one.optimum, "theory", colour, dash="dash")] if len(one.L) else []

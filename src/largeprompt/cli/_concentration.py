@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, value
-from ._output import device_for, name_files, print_json, progress, ready, rows, show, written
+from ._output import device_for, name_files, print_json, ready, rows, show, written
 from ._view import View
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Layer = Annotated[
     Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or weights in FILE.npz or FILE.npy.", "pytorch")
 ]
 Scale = Annotated[Text, _option("--score-scale", "Factor of the scores of K and Q, such as 1/sqrt(16).", "1")]
-Attention = Annotated[Text, _option("--attention", "softmax or linear.", "softmax")]
+Attention = Annotated[Text, _option("--attention", "A kind: softmax, linear, sigmoid, relu ...", "softmax")]
 InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
 Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
 Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries.", "0")]
@@ -129,7 +129,8 @@ def prompt_length(
         "replicates": study.replicates,
         "device": device_for(device, "jax"),
     }
-    with progress(f"looking for the length of prompts, {chosen}", 1), warnings.catch_warnings(record=True) as caught:
+    name = f"looking for the length of prompts, {chosen}"
+    with View() as view, view.task(name, 1), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = prompt_length_for(target, *subject, **options)
     notes = list(dict.fromkeys(str(warning.message) for warning in caught))
@@ -137,13 +138,13 @@ def prompt_length(
         names = ("epsilon", "L", "lasting", "method", "checked", "unchecked_reason", "measured", "measured_stderr")
         names += ("bound_log10_L", "bound_refusal")
         regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
-        told = {name: getattr(found, name) for name in names}
+        numbers = {name: getattr(found, name) for name in names}
         settings = {
             "toml": study.as_toml(),
             "layer": study.layer_in_words,
             "score_scale": getattr(study.attention, "scale", 1.0),
         }
-        print_json([], {"quantity": chosen, **told, **regime, "notes": notes, "settings": settings})
+        print_json([], {"quantity": chosen, **numbers, **regime, "notes": notes, "settings": settings})
     else:
         show(prompt_length_lines(found, notes, study.layer_in_words))
 

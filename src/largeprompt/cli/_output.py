@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """One piece of work in view; what it yields counts the work done."""
-    with View() as view, view.task(what, total) as advance:
-        yield lambda description, work=1: advance(work, description)
-
-
-@contextmanager
 def interruptible(view: View, kept: Callable[[], str]) -> Iterator[Any]:
     """A view of work that keeps what is done: at Ctrl-C, or when a batch system ends it, one line and out."""
     from largeprompt.lab import Interrupted

@@ -35,22 +35,23 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
     from largeprompt import lab
 
     folder = _opened(store)
-    entries, damaged = [], []
+    found, damaged = [], []
     for key in folder.run_keys():
         try:
-            entries.append(folder.entry(key))
+            found.append(folder.status(key))
         except (lab.Damaged, OSError) as error:
             damaged.append(in_one_line(error))
     if as_json:
-        known = [{"hash": e.key, "status": e.status, "step": e.step, **e.run.as_dict()} for e in entries]
+        known = [
+            {"hash": one.key, "status": one.stage, "step": one.step, **one.run.as_dict()} for one in found if one.run
+        ]
         print_json([], {"runs": known, "damaged": damaged})
     else:
-        table = Table(title=f"{len(entries)} runs in {folder.location}", box=box.SIMPLE_HEAD)
-        for name in ("hash", "run", "steps", "status"):
-            table.add_column(name)
-        for entry in entries:
-            status = entry.status if entry.status == "finished" else f"{entry.status} at step {entry.step}"
-            table.add_row(entry.key[:12], entry.run.title, str(entry.run.steps), status)
+        title = f"{len(found)} runs in {folder.location}"
+        table = Table("hash", "run", "steps", "status", title=title, box=box.SIMPLE_HEAD)
+        for run in found:
+            status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"
+            table.add_row(run.key[:12], run.title, str(run.steps), status)
         show([table])
     for message in damaged:
         complain(f"{message}; {_REMEDY}")
@@ -67,17 +68,17 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
         data = folder.load(key)
     if data is None:
         with _remedy():
-            entry = folder.entry(key)
-        told = {"hash": key, "status": entry.status, "step": entry.step}
-        settings = lab.as_toml(entry.run)
+            status = folder.status(key)
+        facts = {"hash": key, "status": status.stage, "step": status.step}
+        settings = "" if status.run is None else lab.as_toml(status.run)
     else:
-        told = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
+        facts = {"hash": key, "status": "finished", **folder.log(key), **_ends(data)}
         settings = data.attrs["toml"]
     if as_json:
-        print_json([], {**told, "toml": settings})
+        print_json([], {**facts, "toml": settings})
         return
     screen.print(settings, markup=False, highlight=False, soft_wrap=True)
-    for name, known in told.items():
+    for name, known in facts.items():
         screen.print(f"{name}: {known}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -95,7 +96,7 @@ def _risk(
     store: Folder = None,
     as_json: Json = False,
 ) -> None:
-    """The risk of what a run has trained at other lengths, beside the best layers there and the Bayes risk."""
+    """The risk of the layers of a run at other lengths, beside the best layers there and the Bayes risk."""
     from largeprompt import lab
     from largeprompt.paper import drawing
 
@@ -119,10 +120,10 @@ def _risk(
             drawing.save(drawing.draw(length_chart(data)), path)
     files = [] if plot is None else [plot]
     if as_json:
-        told = records(data)
-        for row in told["rows"]:
+        numbers = records(data)
+        for row in numbers["rows"]:
             row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
-        print_json(files, {**told, "test": test})
+        print_json(files, {**numbers, "test": test})
         return
     show([length_table(data)], width=100)
     if files:

@@ -1,4 +1,4 @@
-"""Sweeps on a cluster: carry out the runs of a grid, and say how far they are."""
+"""Sweeps on a cluster: run a grid, and print how far its runs are."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +18,10 @@ _SHOWN = 20
 
 
 _HELP = (
-    "Carry out a sweep on a Dask cluster: each run is a task, the results are in one store that all workers see.\n\n"
+    "Run a sweep on a Dask cluster: each run is a task, the results are in one store that all workers see.\n\n"
     "Give it again at any time: finished runs are skipped, others go on from their last checkpoint. A run that fails "
     "is reported and stops no other; the exit status is then 1.\n\n"
-    "sweep status [GRID] says how far the runs of a grid, or all in the store, are."
+    "sweep status [GRID] prints how far the runs of a grid, or all in the store, are."
 )
 
 
@@ -42,12 +42,12 @@ def sweep(
     ] = None,
     store: Folder = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes of the local scheduler; by default one a core.", show_default=False)
+        int | None, typer.Option(help="Processes of the local scheduler; by default one per core.", show_default=False)
     ] = None,
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Carry out the runs of a grid, or say how far they are."""
+    """Run a grid, or print how far its runs are."""
     from largeprompt import lab
 
     asked = what == "status"
@@ -63,7 +63,7 @@ def sweep(
     _hush_dask()
     if asked or runs is None:
         kept.check_readable()
-        _tell_status(kept, runs, scheduler, as_json)
+        _print_status(kept, runs, scheduler, as_json)
         return
     kept.check_writable()
 
@@ -121,35 +121,30 @@ def _report(runs: "tuple[Run, ...]", store: "AbstractStore", outcome: "Outcome",
         complain(f"{len(outcome.failed) - _SHOWN} more runs failed; see largeprompt sweep status")
 
 
-def _tell_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", scheduler: str | None, as_json: bool) -> None:
+def _print_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", scheduler: str | None, as_json: bool) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from largeprompt import lab
 
-    at_work = lab.running_runs(scheduler, store) if scheduler is not None else None
-    found = lab.statuses(store, runs, at_work)
+    running = lab.running_runs(scheduler, store) if scheduler is not None else None
+    found = lab.statuses(store, runs, running)
     counts = lab.counted(found)
     if as_json:
-        told = [{"hash": standing.key, **standing._asdict()} for standing in found]
-        for entry in told:
-            del entry["key"]
-        print_json([], {"store": store.location, "counts": counts, "runs": told})
+        names = ("stage", "title", "step", "steps", "message")
+        each = [{"hash": run.key, **{name: getattr(run, name) for name in names}} for run in found]
+        print_json([], {"store": store.location, "counts": counts, "runs": each})
         return
     of_each = ", ".join(f"{count} {stage}" for stage, count in counts.items()) or "none"
     screen.print(f"{len(found)} runs in {store.location}: {of_each}", markup=False, highlight=False, soft_wrap=True)
-    stages = ("failed", "running", "interrupted", "begun")
-    unfinished = [standing for stage in stages for standing in found if standing.stage == stage]
+    unfinished = [run for stage in ("failed", "running", "interrupted", "begun") for run in found if run.stage == stage]
     if not unfinished:
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("hash", "run", "status", "step", "of"):
-        table.add_column(name)
-    for standing in unfinished[:_SHOWN]:
-        status = f"failed: {standing.message}" if standing.stage == "failed" else standing.stage
-        cells = (standing.key[:12], standing.title, status, str(standing.step), str(standing.steps))
-        table.add_row(*map(Text, cells))
+    table = Table("hash", "run", "status", "step", "of", box=box.SIMPLE_HEAD)
+    for run in unfinished[:_SHOWN]:
+        status = f"failed: {run.message}" if run.stage == "failed" else run.stage
+        table.add_row(*map(Text, (run.key[:12], run.title, status, str(run.step), str(run.steps))))
     show([table], width=100)
     if len(unfinished) > _SHOWN:
-        screen.print(f"and {len(unfinished) - _SHOWN} more; --json tells them all", highlight=False)
+        screen.print(f"and {len(unfinished) - _SHOWN} more; --json prints them all", highlight=False)

@@ -33,7 +33,10 @@ def train(
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; options override them.")] = None,
     L: Annotated[Text, _option("--L", "Prompt length: 100, 1e3 or inf; 10,100 or 10:1000:log. [100]")] = None,
     attention: Annotated[
-        Text, _option("--attention", "softmax, linear, or pair: both on the same tokens. [pair]")
+        Text,
+        _option(
+            "--attention", "pair (softmax and linear on the same tokens), or a kind: softmax, sigmoid, relu ... [pair]"
+        ),
     ] = None,
     sigma: Annotated[
         Text, _option("--sigma", "Covariance of covariates: identity, kms:RHO, FILE.npz ... [identity]")
@@ -50,7 +53,7 @@ def train(
     start: Annotated[
         Text, _option("--start", "pytorch, structured:ALPHA (Assumption 5.1), FILE.npz. [pytorch]")
     ] = None,
-    batch: Annotated[Text, _option("--batch", "Prompts a step. [128]")] = None,
+    batch: Annotated[Text, _option("--batch", "Prompts per step. [128]")] = None,
     rate: Annotated[Text, _option("--rate", "Learning rate. [0.001]")] = None,
     loss_factor: Annotated[
         Text, _option("--loss-factor", "1: half the squared error; 2: the squared error. [1]")
@@ -65,15 +68,15 @@ def train(
     points: Annotated[Text, _option("--points", "Log-spaced steps to record. [100]")] = None,
     every: Annotated[Text, _option("--every", "Record every n-th step as well.")] = None,
     draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [32768]")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     device: DeviceName = "auto",
     store: Folder = None,
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Print what it would take, and stop.")] = False,
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Train softmax and linear attention by SGD on fresh prompts. Most settings take several values, with commas."""
+    """Train attention by SGD on fresh prompts. Most settings take several values, with commas."""
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
     from largeprompt import lab
 
@@ -104,12 +107,12 @@ def train(
     with View() as view:
         expected = lab.forecast(runs, folder, jobs, view, where)
     if not as_json:
-        screen.print(_told(expected, len(runs), jobs, where), highlight=False, soft_wrap=True)
+        screen.print(_sentence(expected, len(runs), jobs, where), highlight=False, soft_wrap=True)
     if estimate:
         if as_json:
             print_json([], {"estimate": _plain(expected, len(runs), jobs)})
         return
-    results = _carried_out(runs, folder, jobs, checkpoint, expected, where)
+    results = _trained(runs, folder, jobs, checkpoint, expected, where)
     _report(results, out, as_json, _plain(expected, len(runs), jobs))
 
 
@@ -128,7 +131,7 @@ def _parsed(name: str, text: str) -> Any:
     return values if len(values) > 1 or name == "record" else values[0]
 
 
-def _carried_out(
+def _trained(
     runs: "tuple[Run, ...]", store: "AbstractStore", jobs: int, checkpoint: float, expected: "Forecast", device: Any
 ) -> list:
     from largeprompt import lab
@@ -167,7 +170,7 @@ def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
     return {"runs": runs, "to_do": len(expected.each), "jobs": jobs, **sizes}
 
 
-def _told(expected: "Forecast", runs: int, jobs: int, device: str) -> str:
+def _sentence(expected: "Forecast", runs: int, jobs: int, device: str) -> str:
     from largeprompt.lab import duration
 
     if not expected.each:

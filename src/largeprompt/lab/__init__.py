@@ -37,11 +37,10 @@ from ._session import Interrupted as Interrupted
 from ._session import train as train
 from ._settings import read_toml as read_toml
 from ._settings import with_files as with_files
-from ._status import Status as Status
 from ._status import counted as counted
 from ._status import statuses as statuses
 from ._store import AbstractStore as AbstractStore
-from ._store import Entry as Entry
+from ._store import Status as Status
 from ._store import Store as Store
 from ._store import digest as digest
 from ._study import Study as Study

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from largeprompt._progress import Progress
 
 from ._grid import with_engines
-from ._remote_store import RemoteStore, store_at
+from ._remote_store import store_at
 from ._run import Run
 from ._session import CHECKPOINT_SECONDS, Interrupted
-from ._store import AbstractStore, Store
+from ._store import AbstractStore
 from ._sweep import usable_cores
 from ._worker import Order, Report, halt, run_task
 
@@ -92,15 +92,9 @@ def running_runs(scheduler: str, store: AbstractStore) -> set[str]:
     return {part[1] for part in parts if part[2:3] == [tail]}
 
 
-def _where(store: AbstractStore) -> str:
-    if isinstance(store, Store):
-        return str(store.folder.absolute())
-    return store.url if isinstance(store, RemoteStore) else store.location
-
-
 def _place(store: AbstractStore) -> str:
     """A few letters for the store in a task's key: the same run for two stores is two tasks."""
-    return hashlib.sha256(_where(store).encode()).hexdigest()[:8]
+    return hashlib.sha256(store.address.encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager
@@ -109,7 +103,7 @@ def _order(store: AbstractStore, checkpoint_seconds: float) -> Iterator[Order]:
     mark = f".sweep-{sweep}"
     store.mark(mark)
     try:
-        yield Order(_where(store), sweep, mark, checkpoint_seconds)
+        yield Order(store.address, sweep, mark, checkpoint_seconds)
     finally:
         store.unmark(mark)
 
@@ -279,7 +273,7 @@ class _Driver:
         if step > self._reached.get(run.key, 0):  # its workers died of something else: it gets on
             self._reached[run.key] = step
             return False
-        message = f"{error.allowed_failures + 1} workers died while at it, all of them at step {step}"
+        message = f"{error.allowed_failures + 1} workers died while they ran it, all at step {step}"
         with contextlib.suppress(OSError):
             self._store.fail(run, message, "")
         self._give_up(run, message)

@@ -1,3 +1,5 @@
+"""Files that are written at once or not at all, and lock files."""
+
 import contextlib
 import os
 import tempfile
@@ -77,15 +79,6 @@ def _reach_the_disk(path: Path) -> None:
 def leftovers(path: Path) -> list[Path]:
     """Temporary files of `replacing(path)` whose writer was killed."""
     return sorted(path.parent.glob(f".{path.stem}-*{path.suffix}"))
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used to `NAME.damaged-N`, so that nothing is lost and its place is free."""
-    n = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{n}")).exists():
-        n += 1
-    path.rename(kept)
-    return kept
 
 
 @contextlib.contextmanager

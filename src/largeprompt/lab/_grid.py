@@ -96,6 +96,6 @@ def _but_for_seeds(run: Run) -> tuple:
 
 
 def varying(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The settings that tell the rows of a summary apart: covariance, length, and whatever else differs but seeds."""
+    """The settings that distinguish the rows of a summary: covariance, length, and whatever else differs but seeds."""
     names = [name for name in _FIELDS if name not in (*_ALWAYS, *SEEDS, "attention", "record")]
     return _ALWAYS + tuple(name for name in names if len({getattr(run, name) for run in runs}) > 1)

@@ -46,17 +46,17 @@ class RemoteStore(AbstractStore):
             raise ValueError(
                 f"the store is {address!r}; addresses need fsspec: pip install 'largeprompt[cluster]'"
             ) from None
-        self.url = address.rstrip("/")
-        self.location = re.sub(r"(?<=://)[^/@]*@", "", self.url)  # no password on a screen or in a file
+        self.address = address.rstrip("/")
+        self.location = re.sub(r"(?<=://)[^/@]*@", "", self.address)  # no password on a screen or in a file
         try:
             with self._plainly():
-                self._files, self._root = fsspec.core.url_to_fs(self.url)
+                self._files, self._root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             raise ValueError(f"the store is {self.location!r}: {error}") from None
         self._whole = address.partition("://")[0] in _WHOLE
 
     def __reduce__(self):
-        return RemoteStore, (self.url,)
+        return RemoteStore, (self.address,)
 
     @contextlib.contextmanager
     def claim(self, key: str) -> Iterator[bool]:

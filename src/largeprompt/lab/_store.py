@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ._checkpoint import Checkpoint, Damaged, checkpoint_bytes, checkpoint_from
-from ._files import about, claimed, is_claimed, leftovers, reason, replacing, set_aside
+from ._files import about, claimed, is_claimed, leftovers, reason, replacing
 from ._result import judged, run_from_text
 from ._run import Run
 
@@ -33,16 +33,28 @@ class Kept(Protocol):
     key: Any
 
 
-class Entry(NamedTuple):
-    """A run in the store: `finished`, `running`, `interrupted` or `failed`.
+class Status(NamedTuple):
+    """How far a run is: its stage, its settings where they were read, the last step that is kept, why it failed.
 
-    `begun` is unfinished, in a store that does not know whether a process works on it.
+    A stage is `finished`, `running`, `interrupted`, `failed`, `not begun`, or `begun`: unfinished, in a store that does
+    not know whether a process works on it.
     """
 
     key: str
-    status: str
-    run: Run
-    step: int
+    stage: str
+    run: Run | None = None
+    step: int = 0
+    message: str = ""
+
+    @property
+    def title(self) -> str:
+        """The title of the run, where its settings were read."""
+        return self.run.title if self.run is not None else ""
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has in all, where its settings were read."""
+        return self.run.steps if self.run is not None else 0
 
 
 class AbstractStore(abc.ABC):
@@ -54,7 +66,8 @@ class AbstractStore(abc.ABC):
     means the same place in another process.
     """
 
-    location: str
+    location: str  # for messages
+    address: str  # for another process
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location!r})"
@@ -238,13 +251,13 @@ class AbstractStore(abc.ABC):
             raise ValueError(f"{len(matches)} runs in {self.location} have a hash that begins with {prefix!r}: {shown}")
         return matches[0]
 
-    def entry(self, key: str) -> Entry:
-        """What is known of a run, once every number of it is as it was written."""
+    def status(self, key: str) -> Status:
+        """How far a run is, once every number of it is as it was written."""
         name = f"{key}.nc"
         data = self.load(key)
         if data is not None:
             run = self._run(name, data.attrs["run"])
-            return Entry(key, "finished", run, run.steps)
+            return Status(key, "finished", run, run.steps)
         checkpoint, failure = self.checkpoint(key), self.failure(key)
         if checkpoint is not None:
             name, step = f"{key}.checkpoint", int(checkpoint.header["step"])
@@ -253,7 +266,7 @@ class AbstractStore(abc.ABC):
             run, step = self._run(f"{key}.failed", failure.get("run")), 0
         else:
             raise FileNotFoundError(f"{self._place(name)} is gone")
-        return Entry(key, self.stage(key, bool(failure)), run, step)
+        return Status(key, self.stage(key, bool(failure)), run, step, str(failure.get("error", "")))
 
     def _run(self, name: str, text: Any) -> Run:
         try:
@@ -294,7 +307,7 @@ class Store(AbstractStore):
         if "://" in str(given):
             raise ValueError(f"the store is {str(given)!r}; it must be a folder here, and lab.store_at takes addresses")
         self.folder = Path(given)
-        self.location = str(self.folder)
+        self.location, self.address = str(self.folder), str(self.folder.absolute())
 
     def __repr__(self) -> str:
         """The folder and what is in it: a listing, no file is read."""
@@ -305,7 +318,7 @@ class Store(AbstractStore):
         return f"Store({self.location!r}: {held})"
 
     def __reduce__(self):
-        return Store, (self.folder.absolute(),)  # whatever folder the other process is in
+        return Store, (self.address,)  # whatever folder the other process is in
 
     def path(self, key: str, kind: str = "nc") -> Path:
         """The file of a run."""
@@ -320,9 +333,6 @@ class Store(AbstractStore):
                     for path in leftovers(self.path(key, kind)):
                         path.unlink(missing_ok=True)
             yield alone
-
-    def set_aside(self, key: str, kind: str) -> str:
-        return set_aside(self.path(key, kind)).name
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -177,8 +177,8 @@ def _measured(found: Any) -> dict[str, np.ndarray]:
 
 def _regime(predicted: Any) -> dict[str, Any]:
     regime = None if predicted is None else predicted.regime
-    told = {"regime": "" if regime is None else regime.sentence, "regime_name": "" if regime is None else regime.name}
-    return {name: _number(regime, name) for name in ("exponent", "onset", "spread", "dominated")} | told
+    words = {"regime": "" if regime is None else regime.sentence, "regime_name": "" if regime is None else regime.name}
+    return {name: _number(regime, name) for name in ("exponent", "onset", "spread", "dominated")} | words
 
 
 def _array(found: Any, name: str, size: int = 0) -> np.ndarray:

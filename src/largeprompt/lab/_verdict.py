@@ -17,12 +17,12 @@ Then a run is, the first that holds:
 - *diverged*: its parameters went beyond all bounds.
 - *converged*: its level is within the tolerance of the least risk that layers of its shape have, and its error does not
   reach a spurious minimum from there.
-- *unfinished*: it does not rest. It is falling, it is rising, or it was too short to tell.
+- *unfinished*: it does not rest. It is falling, it is rising, or it was too short to say.
 - *trapped*: it rests above a risk that layers of its shape are known to attain, by more than the tolerance and its
-  error. Saddles that hold a run for longer than it lasts are counted here: the risk alone does not tell them from
-  minima, more steps do.
+  error. Saddles that hold a run for longer than it lasts are counted here: the risk alone does not distinguish them
+  from minima, more steps do.
 - *settled*: it rests, and whether at the optimum is not known. That of several softmax heads, or of one that is
-  narrower than the task, is not known (`yardstick`); or the error is too large to tell.
+  narrower than the task, is not known (`yardstick`); or the error is too large to say.
 """
 
 import math
@@ -76,7 +76,7 @@ def _rests(steps: np.ndarray, risk: np.ndarray, level: float, little: float) -> 
     middle = risk[(share > 3 / 8) & (share <= 5 / 8)]
     if len(middle) == 0:
         middle = risk[(share > 1 / 4) & (share <= 3 / 4)]
-    if len(middle) == 0:  # nothing tells where it was before
+    if len(middle) == 0:  # where it was before is not known
         return False
     windows = np.lib.stride_tricks.sliding_window_view(risk, min(3, len(risk)))
     lowest = float(np.min(np.median(windows, axis=1)))

@@ -69,7 +69,7 @@ class Yardstick(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """The excess that must be told from none: of a spurious minimum, or where none matters ten per cent of zero."""
+        """The excess to be distinguished from 0: of a spurious minimum, or ten per cent of zero where none matters."""
         return self.spurious if self._is_material else 10 * SHARE_OF_ZERO * self.zero
 
     @property

@@ -1,24 +1,27 @@
-"""Laws of tokens, layers, tasks and studies as data: what a table stands for, and what each refusal says."""
+"""Laws of tokens, layers and tasks as tables of settings, and one line for whatever is wrong with one."""
 
-import dataclasses
 import math
-import tomllib
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import xarray as xr
 
-from largeprompt import concentration, lab
+from largeprompt import lab
 from largeprompt.attention import Head, LinearAttention, SoftmaxAttention
 from largeprompt.icl import LinearRegression, kms
 from largeprompt.measures import Affine, Cube, Empirical, Gaussian, Mixture, Product, Rademacher, Sphere
+from refusals import refusal
 
 TOKENS = [[1.0, 0.0], [0.0, 2.0], [-1.0, -2.0]]
+
+
 POINT = {"kind": "gaussian", "mean": [1.0, 2.0], "cov": [[0.0, 0.0], [0.0, 0.0]]}
+
+
 DISC = {"kind": "sphere", "radius": 2.0, "dim": 2}
+
+
 LAWS = [
     ({"kind": "gaussian", "dim": 3}, Gaussian(jnp.zeros(3), jnp.eye(3))),
     ({"kind": "gaussian", "cov": "kms:0.5", "dim": 3}, Gaussian(jnp.zeros(3), kms(3, 0.5))),
@@ -79,16 +82,6 @@ def test_a_bounded_law_takes_the_covariance_asked_for(kind):
     assert math.isfinite(float(mu.radius()))
 
 
-def test_arrays_come_from_files_beside_the_settings(tmp_path):
-    np.savez(tmp_path / "laws.npz", cov=[[2.0, 1.0], [1.0, 2.0]], tokens=TOKENS, mean=[1.0, 0.0])
-    np.savez(tmp_path / "prompt.npz", tokens=TOKENS, weights=[0.5, 0.25, 0.25])
-    mixed = {"kind": "gaussian", "mean": "laws.npz", "cov": "laws.npz"}
-    agree(lab.measure_from(mixed, tmp_path), Gaussian([1.0, 0.0], [[2.0, 1.0], [1.0, 2.0]]))
-    agree(lab.measure_from({"kind": "empirical", "tokens": "laws.npz"}, tmp_path), Empirical(TOKENS))
-    whole = lab.measure_from({"kind": "empirical", "file": "prompt.npz"}, tmp_path)
-    agree(whole, Empirical(TOKENS, [0.5, 0.25, 0.25]))
-
-
 WRONG_LAWS = [
     (5, "measure is 5; it must be a table"),
     ({}, "measure.kind is missing; measure has nothing"),
@@ -113,7 +106,7 @@ WRONG_LAWS = [
     ({"kind": "rademacher"}, "measure.dim is missing"),
     ({"kind": "rademacher", "scale": -1}, "measure.scale[0] is -1; every entry must be at least 0"),
     ({"kind": "rademacher", "scale": [1, [2]]}, "measure.scale is not an array"),
-    ({"kind": "rademacher", "scale": "big"}, "measure.scale is 'big'; it must be a number"),
+    ({"kind": "rademacher", "scale": "big"}, "measure.scale is 'big'; it must be a finite number"),
     ({"kind": "rademacher", "scale": [1, 2], "dim": 3}, "measure.scale has 2 entries; dim is 3"),
     ({"kind": "rademacher", "scale": 1, "cov": "identity", "dim": 2}, "measure has scale and cov; it must have one"),
     ({"kind": "cube", "half_width": [1, -2]}, "measure.half_width[1] is -2; every entry must be at least 0"),
@@ -154,64 +147,9 @@ WRONG_LAWS = [
 ]
 
 
-def refusal(function, *arguments):
-    with pytest.raises((ValueError, OSError)) as error:
-        function(*arguments)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
-
-
 @pytest.mark.parametrize(("table", "message"), WRONG_LAWS, ids=[message[:50] for _, message in WRONG_LAWS])
 def test_what_is_wrong_with_a_law_is_one_line_that_says_where(table, message, tmp_path):
     assert message in refusal(lab.measure_from, table, tmp_path)
-
-
-def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
-    np.savez(tmp_path / "other.npz", points=TOKENS)
-    assert "other.npz has the arrays points; it must have one named tokens" in refusal(
-        lab.measure_from, {"kind": "empirical", "tokens": "other.npz"}, tmp_path
-    )
-    np.savez(tmp_path / "objects.npz", tokens=np.asarray([None, {}], object))
-    assert "objects.npz is not an .npz file of plain arrays" in refusal(
-        lab.measure_from, {"kind": "empirical", "tokens": "objects.npz"}, tmp_path
-    )
-    np.savez(tmp_path / "twice.npz", tokens=TOKENS)
-    assert "measure.tokens is given twice" in refusal(
-        lab.measure_from, {"kind": "empirical", "tokens": TOKENS, "file": "twice.npz"}, tmp_path
-    )
-    np.savez(tmp_path / "words.npz", tokens=np.asarray([["a", "b"]]))
-    assert "measure.tokens has entries of type <U1; they must be real numbers" in refusal(
-        lab.measure_from, {"kind": "empirical", "tokens": "words.npz"}, tmp_path
-    )
-
-
-def test_an_npy_file_is_one_array_or_stacked_weights(tmp_path):
-    np.save(tmp_path / "tokens.npy", TOKENS)
-    mu = lab.measure_from({"kind": "empirical", "tokens": "tokens.npy"}, tmp_path)
-    assert isinstance(mu, Empirical)
-    np.testing.assert_array_equal(mu.points, TOKENS)
-    U, V = np.eye(2), np.ones((2, 2))
-    np.save(tmp_path / "uv.npy", np.stack([U, V]))
-    layer = lab.layer_from({"file": "uv.npy"}, 2, tmp_path)
-    assert isinstance(layer, SoftmaxAttention)
-    np.testing.assert_array_equal(layer.U, U)
-    np.testing.assert_array_equal(layer.V, V)
-    assert "layer.scale is 0.5; a layer given by U and V has none" in refusal(
-        lab.layer_from, {"file": "uv.npy", "scale": 0.5}, 2, tmp_path
-    )
-    assert "layer.file: " in (text := refusal(lab.layer_from, {"file": "tokens.npy"}, 2, tmp_path))
-    assert "weights in it are stacked, U, V or K, Q, V" in text
-    (tmp_path / "words.npy").write_text("no array")
-    assert "words.npy is not an .npy file of one plain array" in refusal(
-        lab.measure_from, {"kind": "empirical", "tokens": "words.npy"}, tmp_path
-    )
-
-
-def test_tables_without_end_are_refused():
-    table = DISC
-    for _ in range(40):
-        table = {"kind": "product", "factors": [table]}
-    assert "more than 32 tables deep" in refusal(lab.measure_from, table)
 
 
 def test_a_table_stands_for_a_layer(tmp_path):
@@ -234,7 +172,7 @@ WRONG_LAYERS = [
     ({}, "layer has nothing; it must have init, or U and V, or K, Q and V"),
     ({"V": [[1, 0]]}, "layer has V; it must have init, or U and V"),
     ({"init": "xavier"}, "layer.init is 'xavier'; it must be one of pytorch, identity"),
-    ({"init": "identity", "scale": "big"}, "layer.scale is 'big'; it must be a number"),
+    ({"init": "identity", "scale": "big"}, "layer.scale is 'big'; it must be a finite number"),
     ({"init": "identity", "scale": math.inf}, "layer.scale is inf; it must be a finite number"),
     ({"init": "identity", "seed": 3}, "layer.seed = 3 is not a setting; they are init, scale, kind"),
     ({"init": "pytorch", "seed": -1}, "layer.seed is -1; it must be at least 0"),
@@ -280,145 +218,3 @@ WRONG_TASKS = [
 @pytest.mark.parametrize(("table", "message"), WRONG_TASKS, ids=[message[:50] for _, message in WRONG_TASKS])
 def test_what_is_wrong_with_a_task_is_one_line_that_says_where(table, message):
     assert message in refusal(lab.task_from, table)
-
-
-@pytest.mark.parametrize(
-    ("value", "lengths"),
-    [
-        ("10:100000:log", (10, 32, 100, 316, 1000, 3162, 10000, 31623, 100000)),
-        ("10:1000:log:5", (10, 32, 100, 316, 1000)),
-        ("1:5:log", (1, 2, 3, 4, 5)),
-        ("10:40:10", (10, 20, 30, 40)),
-        ("10:45:10", (10, 20, 30, 40)),
-        ("10, 100,1e3", (10, 100, 1000)),
-        ([3, 4.0], (3, 4)),
-        (7, (7,)),
-        ("7", (7,)),
-    ],
-)
-def test_lengths_are_listed_stepped_or_log_spaced(value, lengths):
-    assert lab.lengths_from(value) == lengths
-
-
-WRONG_LENGTHS = [
-    ("ten", "L has 'ten'; prompt lengths are whole numbers of at least 1"),
-    ("", "L has ''; prompt lengths are whole numbers"),
-    ("inf", "L has 'inf'"),
-    ("10,0", "L has '0' in '10,0'"),
-    ([1.5], "L has 1.5 in [1.5]"),
-    ([True], "L has True in [True]"),
-    ([], "L is [], 0 lengths; there must be 1 to 1000 of them"),
-    (None, "L has None"),
-    (2**31, "L has 2147483648; prompt lengths are whole numbers of at least 1, below 2**31"),
-    ([10, 10], "L has 10 before 10; prompt lengths must increase"),
-    ("100,10", "L has 100 before 10; prompt lengths must increase"),
-    ("100:10:log", "L is '100:10:log'; it must be such as 10,100,1000"),
-    ("10:100", "L is '10:100'; it must be such as 10,100,1000"),
-    ("1:2:3:4", "L is '1:2:3:4'; it must be such as"),
-    ("1:9:log:2:3", "L is '1:9:log:2:3'; it must be such as"),
-    ("10:100:lin", "L has 'lin' in '10:100:lin'"),
-    ("10:100:0", "L has '0' in '10:100:0'"),
-    ("10:100:log:1", "L is '10:100:log:1'; of log-spaced lengths there must be 2 to 1000"),
-    ("1:1000000:1", "L is '1:1000000:1', 1000000 lengths; there must be 1 to 1000 of them"),
-]
-
-
-@pytest.mark.parametrize(("value", "message"), WRONG_LENGTHS, ids=[message[:40] for _, message in WRONG_LENGTHS])
-def test_wrong_lengths_are_named(value, message):
-    assert message in refusal(lab.lengths_from, value)
-
-
-STUDY = """
-L = [4, 12]
-quantity = ["output", "U"]
-replicates = 30
-seed = 5
-[measure]
-kind = "mixture"
-weights = [0.25, 0.75]
-components = [{kind = "rademacher", scale = [1, 2]}, {kind = "gaussian", mean = "laws.npz", cov = "kms:0.5"}]
-[query]
-kind = "sphere"
-radius = 1.5
-[layer]
-file = "laws.npz"
-"""
-
-
-def no_bound(*_, **__):
-    raise ValueError("tokens are not centred")
-
-
-@pytest.fixture
-def study(tmp_path, monkeypatch):
-    # every array of a file given as a whole must be one of the table's, so means have a file of their own
-    np.savez(tmp_path / "means.npz", mean=[1.0, 0.0])
-    np.savez(tmp_path / "laws.npz", U=[[0.2, 0.1], [0.0, 0.3]], V=[[1.0, -1.0]])
-    text = STUDY.replace('mean = "laws.npz"', 'mean = "means.npz"')
-    monkeypatch.setattr(concentration.bounds, "bound", no_bound)
-    return lab.study_from(tomllib.loads(text), tmp_path)
-
-
-class Notes(lab.Progress):
-    def __init__(self, notes):
-        self._notes = notes
-
-    def step(self, name, done, note=""):
-        self._notes.append(note)
-
-
-def test_a_study_runs_and_can_be_run_again_from_its_result(study, tmp_path):
-    told = []
-    data = study.run(Notes(told))
-    assert told == ["measured L = 4", "measured L = 12", "predicted the output", "predicted the U"]
-    assert data.measured.dims == ("quantity", "L")
-    assert np.isfinite(data.measured).all()
-    assert (data.measured > 0).all()
-    assert (data.low < data.high).all()
-    assert np.isnan(data.bound_log10).all()
-    assert data.bound_refusal.values.tolist() == ["tokens are not centred"] * 2
-    assert str(data.sel(quantity="output").method.values).startswith("c/L")
-    again = lab.study_from(tomllib.loads(data.attrs["toml"])).run()
-    xr.testing.assert_equal(again.drop_attrs(), data.drop_attrs())
-    data.to_netcdf(tmp_path / "study.nc", engine="scipy")
-    kept = xr.load_dataset(tmp_path / "study.nc", engine="scipy")
-    xr.testing.assert_equal(kept, data)
-    assert kept.trusted.dtype == bool
-    assert {name: kept.attrs[name] for name in ("toml", "versions")} == {
-        name: data.attrs[name] for name in ("toml", "versions")
-    }
-
-
-def test_a_study_without_a_slope_says_so_without_a_number(study):
-    data = dataclasses.replace(study, lengths=[4], quantities="output", bounds=False).run()
-    assert math.isnan(float(data.slope[0]))
-    assert data.bound_refusal.values.tolist() == ["not asked for"]
-
-
-def test_a_law_without_a_prediction_is_measured_all_the_same(study, monkeypatch):
-    monkeypatch.setattr(concentration, "predict", no_bound)
-    data = dataclasses.replace(study, lengths=[4], quantities="output").run()
-    assert np.isnan(data.predicted).all()
-    assert data.method.values.tolist() == ["none, tokens are not centred"]
-    assert float(data.measured[0, 0]) > 0
-
-
-def test_a_study_keeps_what_its_prediction_warns_of(study, monkeypatch):
-    predict = concentration.predict
-
-    def warning(*arguments, **options):
-        warnings.warn("it may be infinite", stacklevel=2)
-        return predict(*arguments, **options)
-
-    monkeypatch.setattr(concentration, "predict", warning)
-    data = dataclasses.replace(study, lengths=[4], quantities="output").run()
-    assert data.note.values.tolist() == ["it may be infinite"]
-
-
-def test_the_defaults_of_a_study():
-    study = lab.Study()
-    assert study.quantities == ("output", "gradient")
-    assert len(study.lengths) == 9
-    agree(study.tokens, Gaussian(jnp.zeros(5), jnp.eye(5)))
-    assert study.queries is None
-    assert lab.Study({"kind": "regression", "d": 2}).quantities == ("risk", "risk-gradient")
