@@ -123,7 +123,7 @@ CASES = {
         lambda: lp.Mixture([1.0], [GAUSSIAN]).tilt([1e200, 0.0]),
         "the tilt of a mixture overflows",
     ),
-    "a kind unknown": (lambda: lp.Head(I2, I2, I2, kind=f("relu")), "kind is 'relu'; it must be 'softmax' or 'linear'"),
+    "a kind unknown": (lambda: lp.Head(I2, I2, I2, kind=f("cosine")), "kind is 'cosine'; it must be one of"),
     "keys and queries of two shapes": (
         lambda: lp.Head(I2, np.ones((3, 2)), I2),
         "Q has shape (3, 2); it must be (2, 2)",

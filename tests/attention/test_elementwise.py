@@ -163,7 +163,9 @@ def test_averages_over_given_tokens_tend_to_the_constants():
 
 def test_heads_of_every_kind_are_found_by_name():
     head = lp.Head(np.eye(D), U, V, kind="normalised-sigmoid")
-    merged = (heads_of(head) or ())[0]
+    heads = heads_of(head)
+    assert heads is not None
+    merged = heads[0]
     assert isinstance(merged, lp.SigmoidAttention)
     assert merged.normalised
     np.testing.assert_allclose(head(GAUSSIAN, z), lp.SigmoidAttention(U, V, normalised=True)(GAUSSIAN, z), rtol=1e-13)

@@ -194,7 +194,7 @@ def test_progress_is_in_proportion_to_the_length(monkeypatch, command):
     steps = []
     monkeypatch.setattr(_concentration.View, "step", lambda self, name, done, note="": steps.append((note, done)))
     assert command("concentration", *SMALL, "--quantity", "output", "--no-bounds")[0] == 0
-    assert steps == [("L = 4", 1004), ("L = 16", 2020), ("output", 1)]
+    assert steps == [("measured L = 4", 1004), ("measured L = 16", 2020), ("predicted the output", 1)]
 
 
 def test_prompt_length_names_a_length_and_measures_there(command):

@@ -8,10 +8,10 @@ import pytest
 import catalogue
 import largeprompt as lp
 from largeprompt.concentration import _memory, deviation, predict
-from largeprompt.concentration._constants import query_constant
 from largeprompt.concentration._memory import chunk_for, queries_at_once
 from largeprompt.concentration._problem import Problem, problem_of
 from largeprompt.concentration._prompts import _weighted_pairs
+from largeprompt.concentration._rates import query_constant
 from largeprompt.measures import AbstractMeasure
 
 WIDE = 64

@@ -10,9 +10,9 @@ import catalogue
 import largeprompt as lp
 from largeprompt import icl
 from largeprompt.concentration import breakdown_exponent, deviation, predict, rates, spread
-from largeprompt.concentration._constants import constants_at
 from largeprompt.concentration._problem import Problem, problem_of
 from largeprompt.concentration._query_averages import GaussianQueries
+from largeprompt.concentration._rates import constants_at
 from largeprompt.concentration._risk_samples import head_differences
 from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is

@@ -6,11 +6,9 @@ from ._attention import known_kinds as known_kinds
 from ._elementwise import AbstractElementwise as AbstractElementwise
 from ._forms import heads_of as heads_of
 from ._forms import kind_of as kind_of
-from ._forms import known_heads as known_heads
 from ._forms import linear_form as linear_form
 from ._forms import merged_form as merged_form
 from ._forms import softmax_form as softmax_form
-from ._forms import summed_heads as summed_heads
 from ._heads import Head as Head
 from ._heads import HeadJacobian as HeadJacobian
 from ._heads import MultiHead as MultiHead

@@ -57,25 +57,8 @@ def linear_form(layer: AbstractLayer) -> LinearAttention:
     return merged
 
 
-def known_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...] | None:
-    """The (U, V) forms that a layer adds up, one or several; None where one is neither softmax nor linear attention."""
-    parts = layer.heads if type(layer) is MultiHead else (layer,)
-    return tuple(merged_form(part) for part in parts) if all(map(kind_of, parts)) else None
-
-
-def summed_heads(layer: AbstractLayer) -> tuple[SoftmaxAttention | LinearAttention, ...]:
-    """The (U, V) forms that a layer adds up; one that is neither softmax nor linear attention is refused."""
-    heads = known_heads(layer)
-    if heads is None:
-        raise ValueError(
-            f"the layer is {described(layer)}; this is known for softmax and linear attention, "
-            "and for sums of such heads"
-        )
-    return heads
-
-
 def described(layer: AbstractLayer) -> str:
-    """The type of a layer, and of heads their kinds, for messages."""
+    """The type of a layer, and the kinds of its heads where that says why it is refused, for messages."""
     heads = layer.heads if isinstance(layer, MultiHead) else (layer,) if isinstance(layer, Head) else ()
-    kinds = ", ".join(dict.fromkeys(head.kind for head in heads))
+    kinds = ", ".join(dict.fromkeys(head.kind for head in heads if head.kind not in ("softmax", "linear")))
     return f"of type {type(layer).__name__}" + (f" ({kinds})" if kinds else "")

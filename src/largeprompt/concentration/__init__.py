@@ -3,10 +3,6 @@
 from . import bounds as bounds
 from ._comparison import Comparison as Comparison
 from ._comparison import compare as compare
-from ._constants import Rates as Rates
-from ._constants import output_bias as output_bias
-from ._constants import output_covariance as output_covariance
-from ._constants import rates as rates
 from ._deviation import Deviation as Deviation
 from ._deviation import deviation as deviation
 from ._fit import RateFit as RateFit
@@ -17,6 +13,10 @@ from ._prediction import Prediction as Prediction
 from ._prediction import predict as predict
 from ._problem import OF_RISK as OF_RISK
 from ._problem import QUANTITIES as QUANTITIES
+from ._rates import Rates as Rates
+from ._rates import output_bias as output_bias
+from ._rates import output_covariance as output_covariance
+from ._rates import rates as rates
 from ._regime import Regime as Regime
 from ._regime import breakdown_exponent as breakdown_exponent
 from ._regime import spread as spread

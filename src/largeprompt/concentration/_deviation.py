@@ -156,7 +156,7 @@ def deviation(
         for L, amount in zip(problem.lengths, work, strict=True):
             way = next(way for way in ways if way.serves(L))
             samples.append(way.sample(L, jax.random.fold_in(key, L), replicates))
-            advance(amount, f"L = {L}")
+            advance(amount, f"measured L = {L}")
     return problem.answer(_curves(problem, samples, replicates))
 
 

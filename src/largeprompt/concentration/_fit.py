@@ -32,12 +32,8 @@ def fit_power_law(L: Numbers, values: Numbers, stderrs: Numbers) -> RateFit:
         raise ValueError(f"the curve has {usable} usable lengths; a rate needs at least 2")
     x, y = np.log(L[keep]), np.log(values[keep])
     relative = np.maximum(stderrs[keep] / values[keep], 1e-12)
-    weight = relative**-2
-    centre = weight @ x / weight.sum()
-    curvature = weight @ (x - centre) ** 2
-    slope = float(weight @ ((x - centre) * y) / curvature)
-    level = float(weight @ y / weight.sum() - slope * centre)
-    spread = math.sqrt(1 / weight.sum() + centre**2 / curvature)
-    chi2 = float(np.sum(weight * (y - level - slope * x) ** 2))
+    (slope, level), covariance = np.polyfit(x, y, 1, w=1 / relative, cov="unscaled")
+    error, spread = np.sqrt(np.diag(covariance))
+    chi2 = float(np.sum(((y - level - slope * x) / relative) ** 2))
     constant = math.exp(min(level, 700.0))
-    return RateFit(slope, float(curvature**-0.5), constant, constant * spread, chi2, int(keep.sum()) - 2)
+    return RateFit(float(slope), float(error), constant, constant * float(spread), chi2, int(keep.sum()) - 2)

@@ -42,7 +42,7 @@ def lengths_for_a_gap(gap: Callable[[int], float], epsilon: float) -> tuple[int 
         return first, 1
     # back from the first that does: all between it and the crossing do
     low, high = lengths[outside], lengths[outside + 1]
-    return first, _bisected(low, high, lambda L: abs(at(L)) <= epsilon)
+    return first, bisected(low, high, lambda L: abs(at(L)) <= epsilon)
 
 
 def _grid() -> Iterator[int]:
@@ -81,18 +81,18 @@ def _first(at: Callable[[int], float], lengths: list[int], inside: list[bool], e
         if not (inside[i + 1] or at(after) * sign < 0):
             continue
         # the gap falls from above epsilon to below it, or through it to the other side
-        found = _bisected(L, after, lambda middle, sign=sign: sign * at(middle) <= epsilon)
+        found = bisected(L, after, lambda middle, sign=sign: sign * at(middle) <= epsilon)
         if not abs(at(found)) <= epsilon and inside[i + 1]:  # through it to the other side, and back
-            found = _bisected(L, after, lambda middle: abs(at(middle)) <= epsilon)
+            found = bisected(L, after, lambda middle: abs(at(middle)) <= epsilon)
         if abs(at(found)) <= epsilon:
             return found
     return math.inf
 
 
-def _bisected(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The least length above `low`, where it does not hold, up to `high`, where it does; to 1e-6 of it."""
-    while high - low > max(1, 1e-6 * low):
-        middle = math.isqrt(low * high) if low < high // 2 else (low + high) // 2
+def bisected(low: int, high: int, holds: Callable[[int], bool], resolution: float = 1e-6) -> int:
+    """The least length above `low`, where it does not hold, up to `high`, where it does; to this part of it."""
+    while high - low > max(1, resolution * low):
+        middle = round(math.sqrt(low) * math.sqrt(high))
         middle = min(max(middle, low + 1), high - 1)
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -1,5 +1,6 @@
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -15,9 +16,9 @@ from largeprompt.measures._worth import FewTokensWarning
 from . import bounds
 from ._deviation import LONGEST as LONGEST_DRAWN
 from ._deviation import deviation
-from ._gap_lengths import lengths_for_a_gap
-from ._prediction import Prediction, predict
-from ._problem import OF_RISK, NotPredictedError, Queries, Tokens
+from ._gap_lengths import bisected, lengths_for_a_gap
+from ._prediction import law_of
+from ._problem import OF_RISK, NotPredictedError, Queries, RiskProblem, Tokens, problem_of
 from ._regime import LONGEST, Regime
 
 _AFFORDABLE, _SEARCHED = 2**33, 2**30  # tokens that a check may draw, and each step of a search
@@ -68,9 +69,9 @@ def prompt_length_for(
     `L` is the least such length, `lasting` the least from which on every length will do (see `PromptLength`). From the
     prediction, by bisection where that is exact at every L (for risks from a scan of lengths, since the gap may change
     its sign) and as $c/\epsilon^2$ where it is $c/L$; by measuring where 1/L has not set in at that length or never
-    does, and where nothing is predicted: a layer of another kind than softmax or linear attention, a risk of several
-    heads or of another task. Checked by measuring at that length unless it is too long or `replicates` is below 2; and
-    from the paper's bound. `device` is where measurements are made.
+    does, and where nothing is predicted: a layer that is no sum of heads, a risk of several heads or of another task.
+    Checked by measuring at that length unless it is too long or `replicates` is below 2; and from the paper's bound.
+    `device` is where measurements are made.
     """
     epsilon = float(checks.number("epsilon", epsilon))
     if not _LEAST <= epsilon <= 1 / _LEAST:
@@ -81,28 +82,25 @@ def prompt_length_for(
     generator = checks.key_or_default(key)
     replicates = checks.count("replicates", replicates, at_least=0)
 
-    def at(L: int) -> Prediction:
-        return predict(layer, mu, nu, [L], quantity, generator, query_in_prompt=query_in_prompt)
-
     def measure(L: int) -> tuple[float, float]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the error is told
-            warnings.simplefilter("default", FewTokensWarning)  # which that error does not tell of
+            warnings.simplefilter("ignore")  # the error is returned
+            warnings.simplefilter("default", FewTokensWarning)  # which that error does not contain
             fresh = jax.random.fold_in(generator, 1)
             options: Any = {"replicates": replicates, "query_in_prompt": query_in_prompt, "device": device}
             found = deviation(layer, mu, nu, [L], quantity, fresh, **options)
         return float(found.mean_square[0]), float(found.stderr[0])
 
+    problem = problem_of(layer, mu, nu, 1, quantity, query_in_prompt)
+    of_risk, target = isinstance(problem, RiskProblem), epsilon**2
     try:
-        prediction = at(1)
-        regime, method = prediction.regime, prediction.method
-        known = prediction.exact or quantity in OF_RISK  # at every L; else as c/L
-        if quantity in OF_RISK:
-            L, lasting = lengths_for_a_gap(lambda L: _gap(at(L)), epsilon)
+        law = law_of(problem, quantity, generator)
+        regime, method, first = law.regime, law.method, law.at(1)
+        if of_risk:
+            L, lasting = lengths_for_a_gap(lambda L: law.at(L).value, epsilon)
         else:
-            L = lasting = _least(at, float(prediction.mean_square[0]), epsilon**2, known)
-        doubtful = math.isinf(prediction.stderr[0])
-        searched = math.isnan(L) or doubtful or (not known and regime.onset > L)
+            L = lasting = _least(lambda L: law.at(L).value, target, bool(law.exact))
+        searched = math.isnan(L) or math.isinf(first.stderr) or (not law.exact and not of_risk and regime.onset > L)
     except NotPredictedError:
         regime, searched = Regime("measured only", math.nan, math.nan, math.nan, math.nan), True
         L, lasting, method = math.nan, math.nan, ""
@@ -113,9 +111,9 @@ def prompt_length_for(
                 "measured, which takes at least 2"
             )
         # the square of a gap that is lost in its error may come out as 0: its error counts as well
-        square = (lambda L: sum(measure(L))) if quantity in OF_RISK else (lambda L: measure(L)[0])
-        L, method = _measured_length(square, epsilon**2, regime.exponent, _longest(_SEARCHED, replicates))
-        lasting = math.nan if quantity in OF_RISK else L
+        square = (lambda L: sum(measure(L))) if of_risk else (lambda L: measure(L)[0])
+        L, method = _measured_length(square, target, regime.exponent, _longest(_SEARCHED, replicates))
+        lasting = math.nan if of_risk else L
     measured, error, reason = math.nan, math.nan, _unchecked(L, replicates)
     if not reason:
         try:
@@ -125,11 +123,6 @@ def prompt_length_for(
     log10, refusal = _bounded(layer, mu, nu, quantity, epsilon, query_in_prompt)
     found = (measured, error, not reason, log10, refusal, quantity, lasting, reason)
     return PromptLength(epsilon, L, method, regime.at(L), *found)
-
-
-def _gap(prediction: Prediction) -> float:
-    assert prediction.gap is not None  # of risks
-    return float(prediction.gap[0])
 
 
 def _unchecked(L: int | float, replicates: int) -> str:
@@ -147,21 +140,18 @@ def _longest(tokens: int, replicates: int) -> int:
     return min(tokens // replicates, LONGEST_DRAWN)
 
 
-def _least(at, start: float, target: float, known: bool) -> int | float:
-    """The predicted length, nan where nothing is predicted at finite lengths; `start` is the mean square at L = 1."""
-    if start <= target:
+def _least(at: Callable[[int], float], target: float, exact: bool) -> int | float:
+    """The predicted length for a mean square, nan where nothing is predicted at finite lengths."""
+    if (first := at(1)) <= target:
         return 1
-    if not known:  # c/L itself
-        return start if math.isnan(start) else math.ceil(start / target) if start / target <= LONGEST else math.inf
-    low, high, longest = 0.0, 1.0, math.log(LONGEST) - 1e-9
-    while at(_whole(high)).mean_square[0] > target:
-        if high == longest:
+    if not exact:  # c/L itself
+        return first if math.isnan(first) else math.ceil(first / target) if first / target <= LONGEST else math.inf
+    low, high = 1, 2
+    while at(high) > target:
+        if high >= LONGEST:
             return math.inf
-        low, high = high, min(2 * high, longest)
-    while _whole(high) - _whole(low) > max(1, 1e-6 * _whole(low)):
-        middle = (low + high) / 2
-        low, high = (low, middle) if at(_whole(middle)).mean_square[0] <= target else (middle, high)
-    return _whole(high)
+        low, high = high, min(high**2, round(LONGEST))
+    return bisected(low, high, lambda L: at(L) <= target)
 
 
 def _measured_length(measured, target: float, exponent: float, longest: int) -> tuple[int | float, str]:
@@ -178,14 +168,7 @@ def _measured_length(measured, target: float, exponent: float, longest: int) -> 
             length = math.ceil(math.exp(log_L)) if log_L <= math.log(LONGEST) else math.inf
             return length, f"measured up to L = {L}, beyond by the exponent {exponent:.3f}"
         below, L = L, 4 * L
-    while L - below > max(1, _RESOLUTION * below):
-        middle = min(max(round(math.sqrt(below * L)), below + 1), L - 1)
-        below, L = (below, middle) if measured(middle) <= target else (middle, L)
-    return L, "measured"
-
-
-def _whole(log_L: float) -> int:
-    return max(1, round(math.exp(log_L)))
+    return bisected(below, L, lambda L: measured(L) <= target, _RESOLUTION), "measured"
 
 
 def _bounded(layer, mu, nu, quantity: str, epsilon: float, query_in_prompt: bool) -> tuple[float, str]:

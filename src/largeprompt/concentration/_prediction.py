@@ -1,6 +1,6 @@
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import equinox as eqx
 import numpy as np
@@ -13,11 +13,11 @@ from largeprompt.measures import Gaussian
 from largeprompt.measures._from_sampler import resampled, sampled_parts
 from largeprompt.measures._worth import FewTokensWarning
 
-from ._constants import Heads, summed_heads
 from ._memory import refuse_what_does_not_fit
 from ._problem import Problem, Queries, RiskProblem, Several, Tokens, problem_of
 from ._query_averages import Average, GaussianQueries, Nodes, queries_of
-from ._regime import Regime, regime_of, spread
+from ._rates import Heads, summed_heads
+from ._regime import Law, Regime, regime_of, spread
 from ._reliability import reliability
 from ._risk_prediction import risk_law
 from ._squares import HeadsSquare
@@ -113,43 +113,58 @@ def predict(
     """
     problem = problem_of(layer, mu, nu, Ls, quantity, query_in_prompt)
     generator = checks.key_or_default(key)
-    law: Any = risk_law if isinstance(problem, RiskProblem) else _layer_law
-    L = np.array(problem.lengths)
-    fields = {name: law(problem, name, generator) for name in problem.quantities}
-    return problem.answer({name: Prediction(quantity=name, L=L, **fields[name]) for name in fields})
+    return problem.answer({name: _prediction(problem, name, generator) for name in problem.quantities})
 
 
-def _layer_law(problem: Problem, name: str, key: PRNGKeyArray) -> dict[str, Any]:
-    """The fields of a `Prediction` of one quantity: exact at every L where it can be, and else as c/L."""
+def _prediction(problem: Problem | RiskProblem, name: str, key: PRNGKeyArray) -> Prediction:
+    law = law_of(problem, name, key)
+    values, errors, _ = (np.array(part) for part in zip(*map(law.at, problem.lengths), strict=True))
+    of_risk = isinstance(problem, RiskProblem)
+    return Prediction(
+        quantity=name,
+        L=np.array(problem.lengths),
+        mean_square=values**2 if of_risk else values,
+        stderr=2 * np.abs(values) * errors if of_risk else errors,
+        constant=law.constant,
+        constant_stderr=law.constant_stderr,
+        regime=law.regime,
+        method=law.method,
+        exact=not np.any(errors) if law.exact is None else law.exact,
+        gap=values if of_risk else None,
+    )
+
+
+def law_of(problem: Problem | RiskProblem, name: str, key: PRNGKeyArray) -> Law:
+    """The law of one quantity: exact at every L where it can be, and else as c/L."""
+    if isinstance(problem, RiskProblem):
+        return risk_law(problem, name, key)
     heads, mu, square = summed_heads(problem.layer), problem.mu, problem.squares[name]
     refuse_what_does_not_fit(f"the constant of {name}", mu)
     queries, theta2 = queries_of(problem, heads, key), spread(problem.layer, mu, problem.nu)
     alone, linear = len(heads) == 1 and kind_of(heads[0]), all(kind_of(head) == "linear" for head in heads)
-    exact = alone == "softmax" and isinstance(mu, Gaussian) and not square.slopes and not problem.query_in_prompt
-    constant, doubtful = _constant(heads, square, queries, theta2, name, exact), False
+    closed = alone == "softmax" and isinstance(mu, Gaussian) and not square.slopes and not problem.query_in_prompt
+    constant, doubtful = _constant(heads, square, queries, theta2, name, closed), False
     if isinstance(queries, Nodes) and constant.values is not None and sampled_parts(mu):
         constant, doubtful = _with_stand_in(heads, square, queries, constant, name, key)
-    if exact:
-        averages = [queries.exact_mean_square(heads[0], square.each[0], L) for L in problem.lengths]
-        method = f"exact over prompts at every L, {queries.exact_words}"
-    else:
-        value = constant.value if math.isfinite(constant.value) else math.nan  # no law of finite lengths is known then
-        averages = [Average(value / L, constant.stderr / L) for L in problem.lengths]
-        exact = linear and not problem.query_in_prompt
-        method = f"c/L, {'exact for linear attention, ' if exact else ''}{queries.words}"
     if doubtful:
         regime = Regime("too few tokens", 1.0, theta2, math.nan, math.nan)
     else:
         regime = regime_of(problem, heads, square, queries, constant, theta2)
-    return {
-        "mean_square": np.array([average.value for average in averages]),
-        "stderr": np.array([average.stderr for average in averages]),
-        "constant": constant.value if regime.exponent == 1.0 and regime.name != "slower than 1/L" else math.inf,
-        "constant_stderr": constant.stderr,
-        "regime": regime,
-        "method": method,
-        "exact": exact,
-    }
+
+    def as_constant(L: int) -> Average:
+        value = constant.value if math.isfinite(constant.value) else math.nan  # no law of finite lengths is known then
+        return Average(value / L, constant.stderr / L)
+
+    def exactly(L: int) -> Average:
+        return queries.exact_mean_square(heads[0], square.each[0], L)._replace(values=None)
+
+    exact = closed or (linear and not problem.query_in_prompt)
+    if closed:
+        method = f"exact over prompts at every L, {queries.exact_words}"
+    else:
+        method = f"c/L, {'exact for linear attention, ' if exact else ''}{queries.words}"
+    limit = constant.value if regime.exponent == 1.0 and regime.name != "slower than 1/L" else math.inf
+    return Law(exactly if closed else as_constant, limit, constant.stderr, regime, method, exact)
 
 
 def _constant(
@@ -188,9 +203,9 @@ def _with_stand_in(
         warnings.warn(message, FewTokensWarning, stacklevel=4)
         return constant._replace(stderr=math.inf), True
 
-    def ratio(key: PRNGKeyArray | None) -> list[Any]:
+    def ratio(key: PRNGKeyArray | None) -> list[float]:
         law = mu if key is None else resampled(mu, key)
-        return [np.mean(nodes.constants(heads, square, law, z)[0] / np.maximum(values, 1e-300))]
+        return [float(np.mean(nodes.constants(heads, square, law, z)[0] / np.maximum(values, 1e-300)))]
 
     share = caution * float(changes(ratio, key)[0])
     return constant._replace(stderr=math.hypot(constant.stderr, share * constant.value)), False

@@ -19,9 +19,9 @@ from largeprompt.attention import AbstractAttention, WeightMoments, kind_of
 from largeprompt.icl import quadratic_form_averages
 from largeprompt.measures import AbstractMeasure, Empirical, Gaussian
 
-from ._constants import Heads, constants_at, errors_are_exact, over_batches
 from ._memory import queries_at_once, queries_to_draw
 from ._problem import Problem
+from ._rates import Heads, constants_at, errors_are_exact, over_batches
 from ._spectrum import spectrum
 from ._squares import HeadsSquare, QuadraticForm
 
@@ -91,9 +91,12 @@ class Nodes:
         They are those at the queries that make the constant of a softmax head.
         """
         weights = self.weights * (np.ones(len(self.z)) if constant.values is None else constant.values)
-        found = _scores(self.mu, jnp.asarray(self.z @ np.asarray(head.U).T))
-        dominated, guess = (_weighted_median(np.exp(np.minimum(np.asarray(part), _LARGEST)), weights) for part in found)
-        return dominated, guess
+        if not np.sum(weights) > 0:
+            return 1.0, 1.0
+        scores = np.asarray(_scores(self.mu, jnp.asarray(self.z @ np.asarray(head.U).T)))
+        medians = np.quantile(scores, 0.5, axis=1, weights=weights, method="inverted_cdf")
+        dominated, second = np.exp(np.minimum(medians, _LARGEST)).tolist()
+        return dominated, second
 
 
 class GaussianQueries:
@@ -216,9 +219,3 @@ def _scores(mu: AbstractMeasure, thetas: Float[Array, "n D"]) -> tuple[Float[Arr
         return double - 2 * single, triple - double - single
 
     return jax.lax.map(one, thetas, batch_size=_BATCH)
-
-
-def _weighted_median(values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"]) -> float:
-    order = np.argsort(values)
-    cumulative = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(cumulative, cumulative[-1] / 2)]) if cumulative[-1] > 0 else 1.0

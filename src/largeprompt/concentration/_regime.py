@@ -12,6 +12,7 @@ typical token, $r = z^\top Uz-\nu/2$, and adds $L^{-1/(2\rho)}$, $\rho$ the larg
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -20,9 +21,9 @@ from largeprompt._display import AbstractShown
 from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of
 from largeprompt.measures import AbstractMeasure, Gaussian
 
-from ._constants import Heads, summed_heads
 from ._problem import Problem
 from ._query_averages import Average, GaussianQueries, Nodes
+from ._rates import Heads, summed_heads
 from ._spectrum import spectrum
 from ._squares import HeadsSquare, QuadraticForm
 
@@ -71,6 +72,20 @@ class Regime(AbstractShown):
             dominated = f"heavy-tailed: single tokens dominate up to L ≈ {self.dominated:.2g}"
             return f"{dominated}; 1/L from L ≈ {self.onset:.2g}{known}"
         return f"1/L{known}" + (f", from L ≈ {self.onset:.2g}" if self.onset > 1 else "")
+
+
+class Law(NamedTuple):
+    """How a quantity falls with the length: `at` gives its mean square, of risks instead the gap itself.
+
+    `exact` is whether that is exact at every length; None where it is wherever there is no standard error.
+    """
+
+    at: Callable[[int], Average]
+    constant: float
+    constant_stderr: float
+    regime: Regime
+    method: str
+    exact: bool | None
 
 
 def spread(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure) -> float:

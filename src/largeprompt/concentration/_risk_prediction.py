@@ -15,20 +15,21 @@ from largeprompt.attention._forms import described
 from largeprompt.icl import LinearRegression, blocks, norm, risk, risk_gradient, risk_rate
 
 from ._problem import NotPredictedError, RiskProblem
-from ._regime import Regime, breakdown_exponent
+from ._query_averages import Average
+from ._regime import Law, Regime, breakdown_exponent
 from ._spectrum import spectrum
 
 _DRAWS = 2**16  # nodes for the gradient of a risk, at most
 _LATE = 1e13  # of lengths
 
 
-def risk_law(problem: RiskProblem, name: str, key: PRNGKeyArray) -> dict[str, Any]:
-    """The fields of a `Prediction` of the gap of the risks, or of their gradients, exactly or exactly over prompts."""
-    layer, task, Ls = problem.layer, problem.task, problem.lengths
+def risk_law(problem: RiskProblem, name: str, key: PRNGKeyArray) -> Law:
+    """The gap of the risks, or of their gradients, exactly or exactly over prompts."""
+    layer, task = problem.layer, problem.task
     if kind_of(layer) is None:
         raise NotPredictedError(
-            f"the layer is {described(layer)}; a risk is predicted for one head of softmax or linear "
-            "attention, else only measured"
+            f"the layer is {described(layer)}; a risk is predicted for one head of softmax or linear attention, else "
+            "only measured"
         )
     if type(task) is not LinearRegression:
         raise NotPredictedError(
@@ -38,36 +39,30 @@ def risk_law(problem: RiskProblem, name: str, key: PRNGKeyArray) -> dict[str, An
     linear = kind_of(merged) == "linear"
     if problem.query_in_prompt and not linear:
         raise NotPredictedError("query_in_prompt is True; with softmax attention a risk is then only measured")
-    gaps, errors = zip(*(_gap(layer, task, L, name, key, problem.query_in_prompt) for L in Ls), strict=True)
-    constant = math.nan
+    rate = math.nan
     if name == "risk":
-        rate = _gap(layer, task, 1, name, key, False)[0] if linear else float(risk_rate(layer, task))
-        constant = rate**2
+        rate = _gap(layer, task, 1, name, key, False).value if linear else float(risk_rate(layer, task))
+
+    def at(L: int) -> Average:
+        gap = _gap(layer, task, L, name, key, problem.query_in_prompt)
         # so late the difference of the risks is lost to rounding, and all but its first order in 1/L is gone
-        gaps = [rate / L if L > _LATE and math.isfinite(rate) else gap for gap, L in zip(gaps, Ls, strict=True)]
-    return {
-        "mean_square": np.square(gaps),
-        "stderr": 2 * np.abs(gaps) * np.array(errors),
-        "constant": constant,
-        "constant_stderr": 0.0,
-        "regime": _regime(merged, task, linear),
-        "method": "exact" if linear else "exact over prompts",
-        "exact": not np.any(errors),
-        "gap": np.array(gaps),
-    }
+        return gap._replace(value=rate / L) if L > _LATE and math.isfinite(rate) else gap
+
+    method = "exact" if linear else "exact over prompts"
+    return Law(at, rate**2, 0.0, _regime(merged, task, linear), method, None)
 
 
-def _gap(layer, task, L: int, name: str, key, query_in_prompt: bool) -> tuple[float, float]:
+def _gap(layer, task, L: int, name: str, key, query_in_prompt: bool) -> Average:
     options: Any = {"query_in_prompt": query_in_prompt}
     if name == "risk":
         finite, infinite = risk(layer, task, L, key, **options), risk(layer, task, math.inf, key)
-        return float(finite.value - infinite.value), float(finite.stderr)
+        return Average(float(finite.value - infinite.value), float(finite.stderr))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # near an optimum a gradient is small beside its error: the error is returned
         finite = risk_gradient(layer, task, L, key, max_draws=_DRAWS, **options)
     infinite = risk_gradient(layer, task, math.inf, key)
     finite_part, infinite_part = (eqx.filter(g.layer, eqx.is_inexact_array) for g in (finite, infinite))
-    return float(norm(jax.tree.map(jnp.subtract, finite_part, infinite_part))), float(norm(finite.stderr))
+    return Average(float(norm(jax.tree.map(jnp.subtract, finite_part, infinite_part))), float(norm(finite.stderr)))
 
 
 def _regime(merged: AbstractAttention, task: LinearRegression, linear: bool) -> Regime:

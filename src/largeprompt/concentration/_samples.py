@@ -56,7 +56,7 @@ class Sample(NamedTuple):
             "stderr": stderr,
             "low": mean - math.hypot(mean - low, 1.96 * error),
             "high": mean + math.hypot(high - mean, 1.96 * error),
-            "quantiles": _quantiles(values, self.weights),
+            "quantiles": np.quantile(values, LEVELS, weights=self.weights, method="inverted_cdf"),
         }
 
 
@@ -64,13 +64,6 @@ def refuse_overflow(name: str, L: int, values: np.ndarray) -> None:
     """Refuse squares or differences that are not all finite."""
     if not np.isfinite(values).all():
         raise ValueError(f"the deviation of {name} at L = {L} overflows; use smaller weights or a wider type")
-
-
-def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Of weighted values: where the weights from below reach each level."""
-    order = np.argsort(values, axis=None)
-    below = np.cumsum(weights.ravel()[order])
-    return values.ravel()[order][np.searchsorted(below, np.array(LEVELS) * below[-1])]
 
 
 def batched_keys(key: PRNGKeyArray, batch: int, count: int) -> tuple[Array, int]:

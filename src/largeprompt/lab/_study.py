@@ -124,7 +124,7 @@ class Study:
                     "bound_name": name,
                     "bound_refusal": refusal,
                 }
-                advance(1, quantity)
+                advance(1, f"predicted the {quantity}")
         versions = f"largeprompt {__version__}, jax {jax.__version__}, numpy {np.__version__}"
         return xr.Dataset(
             {name: (("quantity", "L"), np.stack([curves[q][name] for q in curves])) for name in _names(curves)}

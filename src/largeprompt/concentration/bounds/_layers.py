@@ -21,7 +21,7 @@ from ._laws import certified, fourth_moment_root, is_centred
 from ._moments import moment_constants
 from ._one_query import ONE_TERM
 from ._over_queries import Form, length_and_form, second_order, slope_error
-from ._risks import risk_bound, risk_gradient_bound
+from ._risks import operator_norm, risk_bound, risk_gradient_bound
 
 
 def bound(
@@ -89,7 +89,7 @@ class _Setting:
             raise ValueError(f"nu has a mean of norm {size:.4g}; Propositions 3.1 and 3.4 are for centred queries")
         raw, self.scale = float(self.mu.subgaussian()), float(self.nu.subgaussian()) or 1.0
         self.sigma = max(1.0, raw)
-        self.U = self.scale * _norm(self.attention.U)
+        self.U = self.scale * operator_norm(self.attention.U)
         scale = f"{self.scale:.4g}"
         self.notes = (
             f"tokens {raw:.4g} sub-Gaussian: σ = {self.sigma:.4g}",
@@ -108,20 +108,17 @@ class _Setting:
         g2 = float(np.trace(np.asarray(self.nu.cov()))) / self.scale**2
         terms = slope_error(l, self.sigma, U=self.U, D=self.attention.dim, M=moments.M, g2=g2, form=form)
         ((A, B, N),) = square.slopes
-        factor = 2 * logarithm(self.scale) + logarithm(float(np.trace(np.asarray(A))) * _norm(B) * _norm(N))
+        factor = 2 * logarithm(self.scale) + logarithm(
+            float(np.trace(np.asarray(A))) * operator_norm(B) * operator_norm(N)
+        )
         notes = (*self.notes, f"moments of Assumption 3.3: {moments.kind}")
         return Bound.of(f"Proposition 3.4, {name}", {part: term + factor for part, term in terms.items()}, notes)
 
     def _mean_terms(self, M: np.ndarray, l: float, form: Form):
         """The terms that bound E Δmᵀ M Δm."""
-        C_f, D = math.sqrt(_norm(M)), self.attention.dim
+        C_f, D = math.sqrt(operator_norm(M)), self.attention.dim
         F, c = fourth_moment_root(self.mu, M), (4 * C_f * self.U) ** 4 * D**2
         return second_order(l, self.sigma, U=self.U, C_f=C_f, p=1, D=D, c=c, g2=1, g4=1, F=F, form=form)
-
-
-def _norm(matrix) -> float:
-    """The operator norm."""
-    return float(np.linalg.norm(np.asarray(matrix, float), 2))
 
 
 def one_term_over_queries(layer: AbstractLayer, mu: AbstractMeasure, nu: AbstractMeasure, L: Length) -> Bound:
@@ -155,4 +152,4 @@ def _log_mean_tilt(U: np.ndarray, nu: AbstractMeasure) -> float:
         raise ValueError(
             f"nu is of type {type(nu).__name__}; E e^{{4σ²‖Uz‖²}} is known for Gaussian and bounded queries"
         )
-    return 4 * (_norm(U) * radius) ** 2
+    return 4 * (operator_norm(U) * radius) ** 2
