@@ -172,13 +172,14 @@ def test_on_a_gpu_runs_side_by_side_take_as_long_as_the_longest_and_the_others_c
 
 
 @pytest.mark.usefixtures("card")
-def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(store):
+def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(store, monkeypatch):
+    timed, timing = [], _forecast._on_gpu
+    monkeypatch.setattr(_forecast, "_on_gpu", lambda kinds: timed.append(timing(kinds)) or timed[-1])
     runs = [dataclasses.replace(RUN, steps=400, engine="fused", data_seed=seed) for seed in range(25)]
     for n, expected in ((1, 1.0), (10, 1.0), (25, 2.5)):
-        timed = Timed()
-        found = lab.forecast(runs[:n], store, 2, timed, "gpu")
-        (speed,) = timed.speeds
-        assert found.seconds == pytest.approx(expected * 400 / speed, rel=0.05)  # the speed is a rounded one
+        found = lab.forecast(runs[:n], store, 2, device="gpu")
+        (speed,) = timed[-1][0].values()
+        assert found.seconds == pytest.approx(expected * 400 / speed)
         assert found.each[runs[0]] == pytest.approx(found.seconds)
 
 
