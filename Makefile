@@ -17,7 +17,7 @@ help:
 	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
 	@echo "make bench-gpu, bench-concentration-gpu  the same on a GPU (with the extra cuda); bench-cluster  what a task of a sweep costs"
 	@echo "make docs        build the documentation site in build/site/ (docs-serve: show it while you write)"
-	@echo "make lock        resolve the locked versions anew"
+	@echo "make lock        resolve the locked versions again"
 
 reproduce: $(VENV)/.run
 	$(BIN)/largeprompt reproduce --out $(OUT)

@@ -71,7 +71,7 @@ def operations(jaxpr, shape: tuple[int, ...]) -> int:
 
 
 def operations_a_token(k: int, products: bool) -> float:
-    """In what the GPU carries out for each lane, and in joining lanes."""
+    """In what the GPU computes for each lane, and in joining lanes."""
     span, tokens = span_for(10**6), 8 if k == 1 else 4
     with jax.enable_x64(True):
         key = jnp.uint32(0), jnp.uint32(0)

@@ -1,4 +1,4 @@
-"""Claim: an H200 carries out the protocol of the paper in 90 s with set-up, and a step of one run at L = 10 in 10 µs.
+"""Claim: an H200 runs the protocol of the paper in 90 s with set-up, and a step of one run at L = 10 in 10 µs.
 
 The protocol: 19 lengths from 10 to 1000, 2 covariances, 8 seeds, softmax and linear attention on shared tokens, batch
 128, 500,000 steps, with the exact risk at every recorded step, through the same command and store as on a processor

@@ -44,7 +44,11 @@ def numbers():
     function: Any = risks(own)[0]
     arrays = [preset.task().Sigma, preset.layers()[0].K, own.task().noise, own.layers()[0].U, function.task.Sigma]
     optimum = yardstick(own, "linear").optimum
-    values = [*(float(array.ravel()[-2:][0]) for array in arrays), float(function.value_and_error(own.layers()[0])[0]), optimum]
+    values = [
+        *(float(array.ravel()[-2:][0]) for array in arrays),
+        float(function.value_and_error(own.layers()[0])[0]),
+        optimum,
+    ]
     return {"types": [str(array.dtype) for array in arrays], "values": values}
 
 

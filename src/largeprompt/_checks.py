@@ -21,7 +21,7 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
-# Inside `jit` even a constant's arithmetic is traced, unless JAX is told to evaluate it: values are judged under this.
+# Inside `jit` even a constant's arithmetic is traced, unless JAX is asked to evaluate it: values are judged under this.
 _evaluated = jax.ensure_compile_time_eval
 
 

@@ -66,7 +66,7 @@ class Interrupts:
         terminal = b"\r\x1b[2K\x1b[?25h" if os.isatty(2) else b""  # over a progress bar, which hides the cursor
         with contextlib.suppress(OSError):  # not through a buffer, which may be in use
             os.write(2, terminal + f"largeprompt: {sentence}\n".encode())
-        # not sys.exit: XLA's threads may be at work, and taking the interpreter down around them crashes
+        # not sys.exit: XLA's threads may be running, and taking the interpreter down around them crashes
         os._exit(128 + (signal.SIGINT if self.number is None else self.number))
 
     def _hear(self, number: int, _: object) -> None:

@@ -25,7 +25,7 @@ class FromSampler(AbstractMeasure):
 
     Every number is that of the stand-in; `effective_size`, `cgf_stderr` and `mean_error` say how far it may be from
     the law's own, as long as enough tokens carry the tilt. A far tilt leaves too few, and then no error that the
-    tokens themselves tell is large enough: its moments warn of it wherever they are computed outside `jit` and `vmap`.
+    tokens themselves give is large enough: its moments warn of it wherever they are computed outside `jit` and `vmap`.
     """
 
     known_sample: Callable[[PRNGKeyArray, int], Float[Array, "n D"]] | None
