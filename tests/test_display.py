@@ -34,7 +34,19 @@ def flow(level: float = 0.1) -> lp.dynamics.Trajectory:
     times = jnp.array([0.5, 1.0, 40.0])
     layers = jax.vmap(lambda t: lp.SoftmaxAttention(t * jnp.eye(2), t * jnp.ones((1, 2))))(times)
     zero, conserved = jnp.zeros(3), {"‖U‖² − ‖V‖²": jnp.array([0.1, 0.2, 0.3])}
-    parts = (level + 1 / times, zero, 1 / times**2, zero, conserved, 7, "completed", 40.0, "closed form", None)
+    parts = (
+        level + 1 / times,
+        zero,
+        1 / times**2,
+        zero,
+        conserved,
+        7,
+        "completed",
+        40.0,
+        "closed form",
+        "an infinite prompt",
+        None,
+    )
     return lp.dynamics.Trajectory(times, layers, *parts)
 
 

@@ -184,7 +184,7 @@ def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_p
     under_way = [run for run in RUNS if not store.finished(run.key)]
     assert RUNS[:3] == under_way
     for run in under_way:
-        kept = store.checkpoint(run.key)
+        kept = store.load_checkpoint(run.key)
         assert kept is not None
         assert kept.header["step"] == 4
     for run, data, expected in zip(RUNS, lab.sweep(RUNS, store), of_processor, strict=True):
@@ -198,7 +198,7 @@ def test_a_sweep_interrupted_on_a_gpu_goes_on_on_a_processor(found, folder, of_p
 def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
     assert str(found["sweep/full/said"]).startswith(f"No space left on device: run {RUNS[-1].key[:12]} is kept up to")
     store = lab.Store(folder / "full")
-    kept = store.checkpoint(RUNS[0].key)
+    kept = store.load_checkpoint(RUNS[0].key)
     assert kept is not None
     assert 1 <= kept.header["step"] < RUNS[0].steps
 
@@ -206,7 +206,7 @@ def test_a_result_that_cannot_be_written_ends_a_sweep_on_a_gpu_and_the_others_ar
 def test_a_risk_that_cannot_be_evaluated_ends_a_sweep_on_a_gpu_and_the_others_are_kept(found, folder):
     assert found["sweep/no risk/said"] == "too many nodes"
     store = lab.Store(folder / "no risk")
-    kept = [store.checkpoint(run.key) for run in RUNS[:3]]
+    kept = [store.load_checkpoint(run.key) for run in RUNS[:3]]
     assert [one and one.header["step"] for one in kept] == [6, 6, 0]
 
 

@@ -129,7 +129,7 @@ CASES = {
     "the expansion of linear attention": (lambda: risk_expansion(LINEAR, TASK, 3), "the layer is linear attention"),
     "the rate of many heads": (
         lambda: risk_rate(lp.MultiHead([lp.Head(I3, I3, I3)]), TASK),
-        "the layer is of type MultiHead (softmax); it must be one head",
+        "the layer is of type MultiHead; it must be one head",
     ),
     "a loss that is a number": (lambda: TASK.with_loss(f(3.0)), "loss is 3.0; it must be a function"),
     "a loss that is a vector": (

@@ -161,4 +161,4 @@ def test_errors_of_a_service_are_errors_of_reading_and_writing(remote, monkeypat
 
     monkeypatch.setattr(type(remote._files), "cat_file", refuse)
     with pytest.raises(OSError, match=r"^\w+://.*runs: Odd: no credentials$"):
-        remote.checkpoint(RUN.key)
+        remote.load_checkpoint(RUN.key)

@@ -142,7 +142,7 @@ def swept(*arguments, stop=None, **options):
 
 
 def step_of(store, address):
-    checkpoint = store.checkpoint(address)
+    checkpoint = store.load_checkpoint(address)
     return -1 if checkpoint is None else checkpoint.header["step"]
 
 

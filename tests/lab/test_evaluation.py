@@ -66,7 +66,7 @@ def test_an_interrupted_run_has_the_layers_of_its_checkpoint(store):
     with pytest.raises(lab.Interrupted):
         lab.train(RUN, store, progress=Stopping(), stop=stop)
     found = lab.trained(store, RUN.key)
-    kept = store.checkpoint(RUN.key)
+    kept = store.load_checkpoint(RUN.key)
     assert found.step == kept.header["step"] < 300
     np.testing.assert_array_equal(found.layers["linear"].K, kept.arrays["state 0 K"])
     assert float(lab.risks_by_length(found, "inf").risk[0, 0]) > 0

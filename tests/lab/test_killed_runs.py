@@ -47,7 +47,7 @@ def test_a_run_killed_at_any_moment_ends_bit_for_bit_as_one_left_alone(nursery, 
             assert status in (0, -signal.SIGKILL), log.read_text()
             assert "noticed" not in log.read_text()
             if status:
-                found = killed.checkpoint(run.key)
+                found = killed.load_checkpoint(run.key)
                 reached.append((seed, found and found.header["step"]))
         ended, expected = killed.load(run.key), alone.load(run.key)
         assert ended is not None
@@ -96,7 +96,7 @@ def test_an_interrupt_keeps_checkpoints_and_the_same_command_goes_on(nursery, tm
     store, log = lab.Store(tmp_path / "runs"), tmp_path / "log"
     arguments = ["train", "--config", str(config), "--store", str(store.folder), "--out", str(tmp_path), "--jobs", "1"]
     pid = nursery.start(arguments=arguments, log=str(log))
-    while (kept := store.checkpoint(run.key)) is None or kept.header["step"] < 1000:
+    while (kept := store.load_checkpoint(run.key)) is None or kept.header["step"] < 1000:
         assert nursery.status(pid, timeout=0.01) is None, log.read_text()
     os.kill(pid, signal.SIGINT)
     assert nursery.status(pid) == 130, log.read_text()

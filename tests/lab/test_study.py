@@ -54,9 +54,9 @@ class Notes(lab.Progress):
 
 
 def test_a_study_runs_and_can_be_run_again_from_its_result(study, tmp_path):
-    told = []
-    data = study.run(Notes(told))
-    assert told == ["L = 4", "L = 12", "output", "U"]
+    notes = []
+    data = study.run(Notes(notes))
+    assert notes == ["measured L = 4", "measured L = 12", "predicted the output", "predicted the U"]
     assert data.measured.dims == ("quantity", "L")
     assert np.isfinite(data.measured).all()
     assert (data.measured > 0).all()

@@ -300,7 +300,7 @@ class _Driver:
 
     def _step(self, run: Run) -> int:
         try:
-            checkpoint = self._store.checkpoint(run.key)
+            checkpoint = self._store.load_checkpoint(run.key)
         except (OSError, ValueError):
             return 0
         return 0 if checkpoint is None else int(checkpoint.header["step"])

@@ -31,7 +31,7 @@ class Trained(NamedTuple):
 def trained(store: AbstractStore, key: str) -> Trained:
     """The layers of a finished run, or of the checkpoint of one that is under way; those that diverged are left out."""
     data = store.load(key)
-    checkpoint = store.checkpoint(key) if data is None else None
+    checkpoint = store.load_checkpoint(key) if data is None else None
     if data is not None:
         run, step = run_of(data), int(data.step[-1])
         diverged = [None if math.isnan(at) else int(at) for at in data.diverged.values]

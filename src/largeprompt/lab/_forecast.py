@@ -148,7 +148,7 @@ def _speed(run: Run) -> float:
 
 def _done(run: Run, store: AbstractStore) -> int:
     try:
-        checkpoint = store.checkpoint(run.key)
+        checkpoint = store.load_checkpoint(run.key)
     except ValueError:  # damaged: named once the run begins
         checkpoint = None
     return 0 if checkpoint is None else int(checkpoint.header["step"])

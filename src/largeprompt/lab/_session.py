@@ -72,7 +72,7 @@ class RunSession:
             for name, matrix in matrices(layer).items()
         }
         with self._explaining_a_full_disk():
-            self._store.keep(self.run.key, Checkpoint(header, arrays | self.history.arrays()))
+            self._store.save_checkpoint(self.run.key, Checkpoint(header, arrays | self.history.arrays()))
         self._saved_step = self.state.step
 
     def finish(self) -> xr.Dataset:
@@ -102,7 +102,7 @@ class RunSession:
 def unless_damaged(store: AbstractStore, run: Run, suffix: str, progress: Progress) -> Any:
     """What the store has of a run; a file that cannot be used is reported and set aside."""
     try:
-        return store.load(run.key) if suffix == "nc" else store.checkpoint(run.key)
+        return store.load(run.key) if suffix == "nc" else store.load_checkpoint(run.key)
     except Damaged as error:
         kept = store.set_aside(run.key, suffix)
         progress.warn(f"{error}; kept as {kept}, and the run begins again")

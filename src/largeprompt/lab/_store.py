@@ -175,7 +175,7 @@ class AbstractStore(abc.ABC):
         self._delete(f"{item.key}.failed")
         return as_read
 
-    def checkpoint(self, key: str) -> Checkpoint | None:
+    def load_checkpoint(self, key: str) -> Checkpoint | None:
         """How far a run had come; None if it has none."""
         name = f"{key}.checkpoint"
         content = self._read(name)
@@ -185,7 +185,7 @@ class AbstractStore(abc.ABC):
         """Whether a run has a checkpoint, good or not."""
         return self._exists(f"{key}.checkpoint")
 
-    def keep(self, key: str, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, key: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of a run."""
         self._write(f"{key}.checkpoint", checkpoint_bytes(checkpoint))
 
@@ -258,7 +258,7 @@ class AbstractStore(abc.ABC):
         if data is not None:
             run = self._run(name, data.attrs["run"])
             return Status(key, "finished", run, run.steps)
-        checkpoint, failure = self.checkpoint(key), self.failure(key)
+        checkpoint, failure = self.load_checkpoint(key), self.failure(key)
         if checkpoint is not None:
             name, step = f"{key}.checkpoint", int(checkpoint.header["step"])
             run = self._run(name, checkpoint.header["run"])

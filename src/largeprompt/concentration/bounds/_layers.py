@@ -17,7 +17,7 @@ from largeprompt.icl import as_regression
 from largeprompt.measures import AbstractMeasure, Gaussian, as_measure
 
 from ._bound import Bound, Length, log_length, logarithm
-from ._laws import certified, fourth_moment_root, is_centred
+from ._assumptions import certified, fourth_moment_root, is_centred
 from ._moments import moment_constants
 from ._one_query import ONE_TERM
 from ._over_queries import Form, length_and_form, second_order, slope_error

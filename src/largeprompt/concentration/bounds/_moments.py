@@ -13,7 +13,7 @@ from largeprompt.concentration._spectrum import factor
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, as_measure
 
 from ._bound import log_sum
-from ._laws import centred, certified, is_centred
+from ._assumptions import centred, certified, is_centred
 
 Kind = Literal["exact", "upper bound", "estimated"]
 POWERS = (0, 4, 8)
