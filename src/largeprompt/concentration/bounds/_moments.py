@@ -12,8 +12,8 @@ from largeprompt.attention import AbstractLayer, softmax_form
 from largeprompt.concentration._spectrum import factor
 from largeprompt.measures import AbstractMeasure, Gaussian, Mixture, as_measure
 
-from ._bound import log_sum
 from ._assumptions import centred, certified, is_centred
+from ._bound import log_sum
 
 Kind = Literal["exact", "upper bound", "estimated"]
 POWERS = (0, 4, 8)
