@@ -1,5 +1,7 @@
 """A trainer that needs no compilation: each step shrinks the weights and adds noise that depends on the step alone."""
 
+from typing import Any
+
 import numpy as np
 
 from largeprompt.dynamics import AbstractTrainer, State
@@ -24,7 +26,8 @@ class StandIn(AbstractTrainer):
                     layers[i] = moved
                 else:
                     diverged[i] = step
-        found = tuple(old.with_parameters(new) for old, new in zip(state.layers, layers, strict=True))
+        before: tuple[Any, ...] = state.layers
+        found = tuple(old.with_parameters(new) for old, new in zip(before, layers, strict=True))
         return State(stop, found, tuple(diverged))
 
 

@@ -1,13 +1,13 @@
 """Risks of any kind of attention: averages over sampled instances, against prompts simulated in NumPy."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float
 from numpy.polynomial.hermite_e import hermegauss
 
 import largeprompt as lp
@@ -38,9 +38,6 @@ KINDS = pytest.mark.parametrize("kind", WEIGHTS, ids=lambda kind: kind.kind)
 
 class Cubic(AbstractAttention):
     """A kind of a user's own, known by its reading alone: E s³z of the scores s."""
-
-    U: Float[Array, "D D"]
-    V: Float[Array, "p D"]
 
     def reading(self, mu, u):
         if isinstance(mu, lp.Empirical):
@@ -90,7 +87,7 @@ def test_sigmoid_and_relu_attention_have_the_risk_of_simulated_prompts(kind, L):
 @pytest.mark.parametrize("L", [4, math.inf])
 def test_the_gradient_of_any_kind_is_that_of_the_mean_loss(kind, L):
     layer = kind(*map(jnp.asarray, weights(12, TASK, size=0.4)))
-    function = risk_function(layer, TASK, L, draws=64)
+    function: Any = risk_function(layer, TASK, L, draws=64)
     instances = [TASK.draw(jax.random.split(key)[0]) for key in function.keys]
     prompts = [one.prompt(jax.random.split(key)[1], L) for one, key in zip(instances, function.keys, strict=True)]
 

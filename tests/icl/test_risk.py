@@ -1,6 +1,7 @@
 """Every way to a risk against prompts simulated in NumPy, and against integrals written here."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -98,7 +99,7 @@ def test_aligned_layers_have_one_risk_by_quadrature_by_nodes_and_by_simulation(n
     layer = SOFTMAX(*aligned(0.6 * matrix(20, 2, 2), r, task))
     found = risk(layer, task, L)
     assert found.exact
-    nodes = risk_function(SOFTMAX(*weights(3, task)), task, L, draws=2**14)
+    nodes: Any = risk_function(SOFTMAX(*weights(3, task)), task, L, draws=2**14)
     assert "quasi" in nodes.method
     evaluated = eqx.filter_jit(lambda function, layer: function.value_and_error(layer))
     value, error = min((evaluated(nodes.with_control(i), layer) for i in (0, 1)), key=lambda found: float(found[1]))
