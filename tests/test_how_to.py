@@ -1,4 +1,4 @@
-"""How to add a thing is a file that runs: every template, and the facts that it prints; and printed output of pages."""
+"""How to add a thing is a file that runs: every template, and the facts that it prints."""
 
 import contextlib
 import importlib.util
@@ -41,12 +41,3 @@ def test_the_facts_that_a_template_prints_are_so(path, monkeypatch):
 def test_every_template_has_its_page():
     for path in TEMPLATES:
         assert any(f"templates/{path.name}" in page.read_text() for page in (DOCS / "how-to").glob("*.md")), path.name
-
-
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("page", ["kinds.md"])
-def test_what_a_page_says_is_printed_is_printed(page):
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", (DOCS / page).read_text(), re.S)
-    assert pairs
-    for block, output in pairs:
-        assert printed(lambda block=block: exec(compile(block, page, "exec"), {})) == output

@@ -147,7 +147,7 @@ def test_any_kind_of_attention_is_trained_recorded_and_read_back(kind, store):
     assert np.isnan(float(data.optimum[0]))
     assert float(data.attainable[0]) == pytest.approx((1 + 0.1) / 2)  # predicting 0, which every kind can
     np.testing.assert_allclose(data.QK.sel(member=kind)[-1], layer.K.T @ layer.Q)
-    risks = lab.risks_by_length(lab.trained(store, run.key), [5])
+    risks = lab.risks_by_length(lab.trained(store, run.key), [5], rtol=0.05)
     assert np.isnan(risks.optimum.values).all()
     assert (risks.risk > 0).all()
 

@@ -76,10 +76,15 @@ def test_derivatives_along_u_are_expectations_of_the_slope(mu):
     """∂ E f(s) = E f'(s)z and ∂ E f(s)z = E f'(s)zzᵀ, at 0 too."""
     slope = lambda s: jax.nn.sigmoid(s) * jax.nn.sigmoid(-s)  # noqa: E731
     breaks = jnp.asarray(SIGMOID_BREAKS)
+
+    @jax.jit
+    def slopes(u):
+        of = lambda u: mu._expectation(jax.nn.sigmoid, u, breaks)  # noqa: E731
+        return jax.grad(lambda u: of(u).value)(u), jax.jacfwd(lambda u: of(u).times_z)(u)
+
     for u in (jnp.asarray(catalogue.theta_for(mu)), jnp.zeros(mu.dim)):
         there = mu._expectation(slope, u, breaks)
-        gradient = jax.grad(lambda u: mu._expectation(jax.nn.sigmoid, u, breaks).value)(u)
-        jacobian = jax.jacfwd(lambda u: mu._expectation(jax.nn.sigmoid, u, breaks).times_z)(u)
+        gradient, jacobian = slopes(u)
         np.testing.assert_allclose(gradient, there.times_z, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(jacobian, there.times_zz, rtol=1e-9, atol=1e-12)
 
