@@ -31,7 +31,7 @@ from largeprompt.engine import GpuBatch, GpuRun, GpuTrainer, trainer_for
 
 
 class Watching(lab.Progress):
-    """Writes down what it is told; has Ctrl-C pressed, or fails, when a run has come to a step."""
+    """Writes down what is reported to it; has Ctrl-C pressed, or fails, when a run has come to a step."""
 
     def __init__(self, pressed_at: int | None = None, fails_at: int | None = None):
         self.risks, self.ends, self._pressed_at, self._fails_at = {}, [], pressed_at, fails_at
@@ -154,7 +154,7 @@ def poison() -> None:
 
 
 def journey(runs: Sequence[GpuRun]) -> tuple[list[dict[str, np.ndarray]], int]:
-    """What becomes of trainings carried out together, as arrays, and in how many launches."""
+    """What becomes of trainings run together, as arrays, and in how many launches."""
     batch, launches = GpuBatch(runs), 0
     found: list[dict[str, Any]] = [{"steps": [], "kept": [], "way": []} for _ in runs]
     while segments := batch.advance():
@@ -206,7 +206,7 @@ KIND = ("prompts", "staged", "on_chip", "helped", "parts")
 
 
 def _kind(trial: Trial) -> list[int]:
-    """How a trial is carried out."""
+    """How a trial is run."""
     from largeprompt.engine import _gpu, _training_arrays
 
     kind, parts = _gpu._shape_of(trial.training, _training_arrays.TrainingArrays(trial.training, trial.layers))

@@ -20,7 +20,7 @@ STEPS = (1, 3)  # after which states are compared
 
 
 class Trial(NamedTuple):
-    """A training to carry out on both, from a step on, with other values for constants of the GPU's modules."""
+    """A training to run on both, from a step on, with other values for constants of the GPU's modules."""
 
     training: Training
     layers: Layers

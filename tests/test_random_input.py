@@ -14,7 +14,7 @@ fixed = settings(
 )
 scales = st.floats(-8, 8).map(lambda exponent: 10.0**exponent) | st.sampled_from([0.0, 1e-300, 1e150, 1e300])
 seeds = st.integers(0, 2**32 - 1)
-# few shapes: each new one is compiled anew
+# few shapes: each new one is compiled again
 shapes = st.sampled_from([(1, 1), (1, 3), (2, 1), (7, 3)])
 
 

@@ -206,12 +206,12 @@ def test_risks_at_other_lengths_are_printed_drawn_and_told_as_json(path, command
     assert [line.split()[0] for line in out.splitlines()[-5:-2]] == ["10", "100", "trained"]
     assert out.endswith("written: risk.svg\n")
     assert Path("risk.svg").stat().st_size > 5000
-    told = json.loads(command("runs", "risk", key, "--L", "10,inf", "--noise", "0.3", "--json")[1])
-    assert [(row["L"], row["trained"]) for row in told["rows"]] == [(10, False), ("inf", True)]
+    answer = json.loads(command("runs", "risk", key, "--L", "10,inf", "--noise", "0.3", "--json")[1])
+    assert [(row["L"], row["trained"]) for row in answer["rows"]] == [(10, False), ("inf", True)]
     data = lab.Store("runs").load(key)
     assert data is not None
     noisy = risk(lab.layer_at(data, "linear"), dataclasses.replace(RUN, noise=0.3).task(), math.inf)
-    assert told["rows"][1]["risk"] == pytest.approx(float(noisy.value))
+    assert answer["rows"][1]["risk"] == pytest.approx(float(noisy.value))
 
 
 @pytest.mark.parametrize(

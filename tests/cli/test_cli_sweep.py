@@ -42,9 +42,9 @@ def test_a_finished_sweep_is_told_without_a_cluster(command, runs):
     assert (code, err) == (0, "")
     assert "best linear" in out
     assert out.endswith("4 of 4 runs are finished, 4 were before; they are in runs\n")
-    told = json.loads(command("sweep", "grid.toml", "--json")[1])
-    assert (told["runs"], told["found"], told["finished"], told["failed"]) == (4, 4, 4, [])
-    assert [row["runs"] for row in told["rows"]] == [4]
+    answer = json.loads(command("sweep", "grid.toml", "--json")[1])
+    assert (answer["runs"], answer["found"], answer["finished"], answer["failed"]) == (4, 4, 4, [])
+    assert [row["runs"] for row in answer["rows"]] == [4]
 
 
 def test_of_very_many_runs_there_is_a_count(command, runs, monkeypatch):
@@ -64,10 +64,10 @@ def test_status_counts_the_runs_of_a_grid_and_names_those_begun(command, runs):
     assert "failed: RuntimeError: [no]" in out
     assert runs[1].key[:12] in out
     assert runs[3].key[:12] not in out
-    told = json.loads(command("sweep", "status", "grid.toml", "--json")[1])
-    assert told["counts"] == {"finished": 1, "failed": 1, "not begun": 2}
-    assert [run["hash"] for run in told["runs"]] == [run.key for run in runs]
-    assert told["runs"][1]["message"] == "RuntimeError: [no]"
+    answer = json.loads(command("sweep", "status", "grid.toml", "--json")[1])
+    assert answer["counts"] == {"finished": 1, "failed": 1, "not begun": 2}
+    assert [run["hash"] for run in answer["runs"]] == [run.key for run in runs]
+    assert answer["runs"][1]["message"] == "RuntimeError: [no]"
     assert command("sweep", "status")[1].startswith("2 runs in runs: 1 finished, 1 failed\n")
     Path("empty").mkdir()
     assert command("sweep", "status", "--store", "empty")[1] == "0 runs in empty: none\n"

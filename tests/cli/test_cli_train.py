@@ -26,25 +26,25 @@ def test_train_runs_a_sweep_once_and_tells_it_as_json(command):
     options = ("train", *QUICK, "--sigma", "identity,kms:0.5", "--seeds", "2", "--attention", "pair", "--json")
     code, out, err = command(*options)
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert told["estimate"]["to_do"] == 4
-    assert {Path(file).name for file in told["files"]} == FILES
+    answer = json.loads(out)
+    assert answer["estimate"]["to_do"] == 4
+    assert {Path(file).name for file in answer["files"]} == FILES
     assert {path.name for path in Path("results").iterdir()} == FILES
-    assert [(row["sigma"], row["attention"]) for row in told["rows"]] == [
+    assert [(row["sigma"], row["attention"]) for row in answer["rows"]] == [
         ("identity", "softmax"),
         ("identity", "linear"),
         ("kms:0.5", "softmax"),
         ("kms:0.5", "linear"),
     ]
-    assert all(row["L"] == "inf" and row["runs"] == 2 for row in told["rows"])
-    assert len(told["runs"]) == 4
+    assert all(row["L"] == "inf" and row["runs"] == 2 for row in answer["rows"])
+    assert len(answer["runs"]) == 4
     store = lab.Store("runs")
-    assert store.run_keys() == sorted(run["hash"] for run in told["runs"])
+    assert store.run_keys() == sorted(run["hash"] for run in answer["runs"])
     kept = xr.load_dataset("results/training.nc", engine="scipy")
-    assert kept.risk.values.tolist() == [row["risk"] for row in told["rows"]]
+    assert kept.risk.values.tolist() == [row["risk"] for row in answer["rows"]]
     again = json.loads(command(*options)[1])
     assert again["estimate"]["to_do"] == 0
-    assert again["rows"] == told["rows"]
+    assert again["rows"] == answer["rows"]
 
 
 def test_train_prints_its_estimate_and_its_table(command):
@@ -76,8 +76,8 @@ def test_training_that_asked_for_a_gpu_ends_as_on_the_processor(command, monkeyp
     monkeypatch.setattr("largeprompt._device.gpu_refusal", lambda library: "numba-cuda is not installed")
     code, out, err = command("train", *QUICK, "--attention", "linear", "--device", "gpu", "--json")
     assert (code, err) == (0, "largeprompt: no GPU: numba-cuda is not installed; the CPU does the work\n")
-    (told,) = json.loads(out)["runs"]
-    assert lab.Store("runs").log(told["hash"])["device"] == "cpu"
+    (answer,) = json.loads(out)["runs"]
+    assert lab.Store("runs").log(answer["hash"])["device"] == "cpu"
     assert command("train", *QUICK, "--attention", "linear")[1].startswith("1 runs, all in the store")
 
 

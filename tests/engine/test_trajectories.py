@@ -1,4 +1,4 @@
-"""Whole runs: the same bits however they are carried out, the law of the reference, and what divergence leaves."""
+"""Whole runs: the same bits however they are run, the law of the reference, and what divergence leaves."""
 
 from concurrent.futures import ThreadPoolExecutor
 

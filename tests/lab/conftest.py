@@ -6,7 +6,7 @@ from largeprompt import engine, lab
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Runs are carried out by a trainer that compiles nothing."""
+    """Runs are done by a trainer that compiles nothing."""
     monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
 
 

@@ -16,7 +16,7 @@ from largeprompt.cli import _commands  # noqa: F401  # once here, and not in eve
 
 
 class Aloud(lab.Progress):
-    """Says when it works, and which runs it has carried out."""
+    """Says when it works, and which runs it has done."""
 
     def step(self, name, done, note=""):
         key = name.split()[0]

@@ -88,7 +88,7 @@ class Cluster:
         return self._start("largeprompt", "sweep", *arguments)
 
     def wait_for(self, workers):
-        """Until these processes have told the scheduler that they are there."""
+        """Until these processes have reported to the scheduler that they are there."""
         with Client(self.address, set_as_default=False) as client:
             while not {worker.pid for worker in workers} <= set(_answers(client).values()):
                 for worker in workers:

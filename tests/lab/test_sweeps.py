@@ -123,8 +123,8 @@ def card(monkeypatch):
     class GpuBatch:
         shares = property(lambda self: [0.1] * len(self._states))
 
-        def __init__(self, voyages):
-            self._states = [voyage.state for voyage in voyages]
+        def __init__(self, runs):
+            self._states = [run.state for run in runs]
 
         def advance(self, seconds):
             self._states = [state._replace(step=state.step + 10) for state in self._states]
@@ -190,8 +190,8 @@ def test_kinds_of_runs_that_find_no_room_on_a_gpu_are_timed_later(store, monkeyp
     class Crowded(roomy):
         def advance(self, seconds):
             launches.append(len(self._states))
-            legs = super().advance(seconds)
-            return {i: leg for i, leg in legs.items() if i == 0 or (i == 1 and len(launches) % 2 == 0)}
+            segments = super().advance(seconds)
+            return {i: segment for i, segment in segments.items() if i == 0 or (i == 1 and len(launches) % 2 == 0)}
 
     monkeypatch.setattr(engine, "GpuBatch", Crowded)
     runs = [dataclasses.replace(RUN, L=L, steps=400, engine="fused") for L in (5, 6, 7, 8)]
@@ -244,8 +244,8 @@ def test_a_summary_has_a_row_for_all_that_differs_but_seeds(results, store):
     other = [dataclasses.replace(RUN, attention="pair", steps=0), dataclasses.replace(RUN, rate=0.5, steps=0)]
     assert lab.varying([*RUNS, *other]) == ("sigma", "L", "rate", "steps")
     rows = lab.summary([*results, *lab.sweep(other, store)])
-    told = [(row["rate"], row["steps"], row["attention"], row["runs"]) for row in rows]
-    assert told == [(0.01, 40, "linear", 6), (0.01, 0, "softmax", 1), (0.01, 0, "linear", 1), (0.5, 0, "linear", 1)]
+    shown = [(row["rate"], row["steps"], row["attention"], row["runs"]) for row in rows]
+    assert shown == [(0.01, 40, "linear", 6), (0.01, 0, "softmax", 1), (0.01, 0, "linear", 1), (0.5, 0, "linear", 1)]
 
 
 def test_a_table_tells_shares_and_both_populations(results):
