@@ -43,7 +43,7 @@ class Gap(Experiment):
         return [f"At L = 10 it is {float(data.gap[0]):g}."]
 
 
-class Course(Experiment):
+class RiskAlongTraining(Experiment):
     """A band around a line that dips below zero, on a linear axis, with words that try to break out."""
 
     @property
@@ -65,7 +65,7 @@ class Course(Experiment):
         return [NASTY]
 
 
-FIGURES = {"1a": Gap("1a"), "9": Course("9")}
+FIGURES = {"1a": Gap("1a"), "9": RiskAlongTraining("9")}
 
 
 def claim(key, verdict, figures=(), statement="It falls.", checks=1):
