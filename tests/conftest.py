@@ -86,6 +86,19 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Runs are done by a trainer that compiles nothing; runs of the paper, which keep their engine, are made anew."""
+    import stand_in
+    from largeprompt import engine
+    from largeprompt.paper import choice
+
+    choice._run.cache_clear()
+    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
+    yield
+    choice._run.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def environment(pytestconfig):
     """Of processes that tests start: they share what is compiled, and as here a half-written entry is read as none."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
-import stand_in
-from largeprompt import engine, lab
+from largeprompt import lab
 from largeprompt.icl import risk
 from largeprompt.paper.experiment import Computation
 
@@ -18,9 +17,8 @@ RUN = lab.Run(L="inf", d=2, steps=30, rate=0.01, attention="linear", record=lab.
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
+def in_a_folder(tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
     monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import stand_in
-from largeprompt import engine, lab
+from largeprompt import lab
 from largeprompt.cli import _sweep
 from largeprompt.lab import _cluster
 
@@ -24,9 +23,8 @@ record = {points = 4}
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
+def in_a_folder(tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
     monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
     Path("grid.toml").write_text(GRID)
 

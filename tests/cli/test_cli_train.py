@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import stand_in
 from largeprompt import engine, lab
 from largeprompt.engine._choice import trainer_for
 
@@ -16,9 +15,8 @@ FILES = {f"training.{suffix}" for suffix in ("svg", "pdf", "png", "csv", "nc")}
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
+def in_a_folder(tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
     monkeypatch.delenv("LARGEPROMPT_STORE", raising=False)
 
 

@@ -1,13 +1,6 @@
 import pytest
 
-import stand_in
-from largeprompt import engine, lab
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Runs are done by a trainer that compiles nothing."""
-    monkeypatch.setattr(engine, "trainer_for", stand_in.trainer_for)
+from largeprompt import lab
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def sweep(
         named.name: float(run.steps) if seconds is None else expected.get(run, 0.0)
         for run, named in zip(runs, resolved, strict=True)
     }
-    work = _Work(runs, order, store, _Together(progress, amounts), checkpoint_seconds, stop)
+    work = _Work(resolved, order, store, _Together(progress, amounts), checkpoint_seconds, stop)
     with progress.task("training", sum(amounts.values())):
         return _results(work, where, jobs or usable_cores())
 
@@ -149,8 +149,7 @@ class _Work:
         """Run those that the compiled loops apply to, as many at a time as one process should hold; others wait."""
         from ._gpu_batch import run_together  # imports a compiler
 
-        named = with_engines(self.runs)
-        able = [i for i in self._waiting if named[i].engine == "fused"]
+        able = [i for i in self._waiting if self.runs[i].engine == "fused"]
         for first in range(0, len(able), MOST_ON_GPU):
             batch = able[first : first + MOST_ON_GPU]
             options = self._store, self._progress, self.stop, self._checkpoint_seconds
