@@ -7,6 +7,7 @@ them. Along it the integrand that inverts the transform is nearly $e^{-u^2}$, wh
 a few nodes of the trapezoidal rule give the density to rounding, far out too. What is left is an integral over $\nu$.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -71,12 +72,12 @@ def _nodes(
     As fine as the narrowest direction whose reach has not been passed, and near 0 as fine as functions ask for that
     change over distances of order `unit`.
     """
-    ends = np.sqrt(np.cumsum(ratios * counts) + 4 * ratios) + reach * np.sqrt(ratios)
-    edges = [0.0]
-    while edges[-1] < ends[-1]:
-        passed, y = int(np.argmax(ends > edges[-1])), edges[-1]
+    widths = np.sqrt(ratios)
+    ends = (np.sqrt(np.cumsum(ratios * counts) + 4 * ratios) + reach * widths).tolist()  # increasing, as ratios are
+    widths, edges = widths.tolist(), [0.0]
+    while (y := edges[-1]) < ends[-1]:
         # what has been passed leaves a power of y
-        edges.append(y + min(4 * math.sqrt(ratios[passed]), max(unit, y / 4), 3 * y or math.inf))
+        edges.append(y + min(4 * widths[bisect.bisect_right(ends, y)], max(unit, y / 4), 3 * y or math.inf))
     x, w = _GAUSS
     half = np.diff(edges)[:, None] / 2
     return (np.array(edges[:-1])[:, None] + half * (x + 1)).ravel(), (half * w).ravel()
@@ -104,20 +105,23 @@ def _parabola(
     at_once = max(1, _NUMBERS // (len(ratios) * len(nu)))
     for start in range(0, _PATH_NODES, at_once):
         u = path[start : start + at_once, None]
-        sigma = saddle + 1j * c * u - b * u**2
-        tau = near[:, None] + 2 * v[:, None] * sigma
-        # log|τ| and the angle apart: NumPy's logarithm of complex numbers takes ten times as long
-        logarithm = np.tensordot(m[:, 0], np.log(np.abs(tau)), 1) + 1j * np.tensordot(m[:, 0], np.angle(tau), 1)
-        height = (sigma - 0.5) * nu - logarithm / 2
-        velocity = 1j * c - 2 * b * u
-        yield np.exp(height) * tau[-1] ** (_EXTRA // 2) * velocity * (step / (math.pi * 1j)), 1 / tau
+        # real and imaginary parts apart: NumPy's logarithm and modulus of complex numbers take ten times as long
+        along, across = saddle - b * u**2, c * u
+        re, im = near[:, None] + 2 * v[:, None] * along, 2 * v[:, None] * across
+        square = re**2 + im**2
+        fall = np.tensordot(m[:, 0], np.log(square), 1) / 4
+        turn = np.tensordot(m[:, 0], np.arctan2(im, re), 1) / 2
+        height = (along - 0.5) * nu - fall + 1j * (across * nu - turn)
+        velocity = (c + 2j * b * u) * (step / math.pi)
+        yield np.exp(height) * (re[-1] + 1j * im[-1]) ** (_EXTRA // 2) * velocity, (re - 1j * im) / square
 
 
 def _saddle(nu: Float[np.ndarray, " m"], v, near, m) -> Float[np.ndarray, " m"]:
     """The σ > 0 at which Σ mλ/τ = ν; σν lies between half the number of the widest directions and that of all."""
-    low, high = np.full_like(nu, math.log(m[-1, 0] / 2)), np.full_like(nu, math.log(m.sum() / 2))
+    low, high = np.full_like(nu, m[-1, 0] / 2), np.full_like(nu, m.sum() / 2)
+    slope, weights = 2 * v / nu, (m * v)[:, 0]
     for _ in range(12):
-        middle = (low + high) / 2
-        beyond = np.sum(m * v / (near + 2 * v * np.exp(middle) / nu), axis=0) > nu
+        middle = np.sqrt(low * high)
+        beyond = weights @ (1 / (near + slope * middle)) > nu
         low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
-    return np.exp((low + high) / 2) / nu
+    return np.sqrt(low * high) / nu

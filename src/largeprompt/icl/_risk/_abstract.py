@@ -141,15 +141,18 @@ class AbstractGaussianRisk(AbstractRisk):
 PIECE = 2**12  # draws
 
 
-def pooled(function: AbstractRisk, layer: AbstractLayer, *, gradient: bool = False) -> tuple[Any, Any]:
-    """The risk or its gradient with standard errors, from pieces all of one shape: JAX compiles once for all sizes."""
-    parts = (_average(piece, layer, gradient) for piece in function.pieces(PIECE))
+def pooled(function: AbstractRisk, layer: AbstractLayer, average: str = "average") -> tuple[Any, Any]:
+    """An average of a risk, named by its method, with standard errors.
+
+    From pieces all of one shape: JAX compiles once for all sizes.
+    """
+    parts = (_average(piece, layer, average) for piece in function.pieces(PIECE))
     return _finished(functools.reduce(_merged, parts))
 
 
 @eqx.filter_jit
-def _average(function: AbstractRisk, layer: AbstractLayer, gradient: bool):
-    return function.gradient_average(layer) if gradient else function.average(layer)
+def _average(function: AbstractRisk, layer: AbstractLayer, average: str):
+    return getattr(function, average)(layer)
 
 
 @eqx.filter_jit

@@ -67,13 +67,18 @@ class OverNodes(AbstractGaussianRisk):
     def may_mislead(self) -> bool:
         return True
 
-    def with_control(self, weight: int | Bool[Array, ""]) -> "OverNodes":
+    def with_control(self, weight: int | Bool[Array, ""] | Float[Array, ""]) -> "OverNodes":
         """The same average with a control variate of this weight."""
         # of the type of the one it replaces: JAX would compile again for another
         return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
 
     def without_control(self) -> "OverNodes":
         return self.with_control(0)
+
+    def average_of_each_control(self, layer) -> Replicates:
+        """The risk with the control variate and without, along the last axis: the costly moments are found once."""
+        each = jax.vmap(lambda weight: self.with_control(weight).of_layer(layer), out_axes=-1)
+        return Replicates(jnp.ones(()), each(jnp.array([1.0, 0.0], self.control.dtype)))
 
 
 def softmax_risk(

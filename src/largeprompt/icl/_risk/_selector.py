@@ -90,6 +90,5 @@ def is_aligned(layer: AbstractLayer, task: LinearRegression) -> bool:
 
 def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
     """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
-    _, with_error = pooled(function, layer)
-    _, without_error = pooled(function.without_control(), layer)
+    _, (with_error, without_error) = pooled(function, layer, "average_of_each_control")
     return function.with_control(jax.lax.stop_gradient(with_error <= without_error))
