@@ -167,6 +167,7 @@ def _solve(
 ):
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)
 
+    @eqx.filter_jit  # traced once, wherever a solver calls it
     def velocity(t, parameters, function):
         _, gradient = function.value_and_gradient(eqx.combine(parameters, static))
         return jax.tree.map(jnp.negative, eqx.filter(gradient, eqx.is_inexact_array))
@@ -210,6 +211,7 @@ def _solve(
         event=diffrax.Event(events),
         max_steps=max_steps,
         throw=False,
+        adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
     )
 
 
