@@ -28,6 +28,7 @@ from ._lengths import lengths_from as lengths_from
 from ._lengths import listed_lengths as listed_lengths
 from ._remote_store import RemoteStore as RemoteStore
 from ._remote_store import store_at as store_at
+from ._result import digest as digest
 from ._result import layer_at as layer_at
 from ._result import run_of as run_of
 from ._run import Record as Record
@@ -42,7 +43,6 @@ from ._status import statuses as statuses
 from ._store import AbstractStore as AbstractStore
 from ._store import Status as Status
 from ._store import Store as Store
-from ._store import digest as digest
 from ._study import Study as Study
 from ._study import study_from as study_from
 from ._summary import setting as setting

@@ -1,5 +1,6 @@
 """The result of a run as a dataset: what it recorded, what that is compared with, and its settings."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -69,8 +70,7 @@ def judged(data: xr.Dataset) -> xr.Dataset:
     if "attainable" in data:
         return data
     run = run_of(data)
-    known = [float(data.optimum.sel(member=member)) if "optimum" in data else None for member in run.members]
-    sticks = [yardstick(run, member, best) for member, best in zip(run.members, known, strict=True)]
+    sticks = [yardstick(run, member) for member in run.members]
     time, ends = run.rate * run.loss_factor * run.steps, []
     for member, stick in zip(run.members, sticks, strict=True):
         own = data.sel(member=member)
@@ -85,6 +85,20 @@ def judged(data: xr.Dataset) -> xr.Dataset:
         excess=(("member",), data.risk.values[:, -1] - optimum, _about("final risk above the optimum")),
         verdict=(("member",), ends),
     )
+
+
+def digest(data: xr.Dataset) -> str:
+    """A hash of every value and attribute, whatever types a file format turns them into."""
+    total = hashlib.sha256()
+    for name in sorted(str(name) for name in data.variables):
+        values = np.asarray(data[name].values)
+        total.update(f"{name} {data[name].dims} {values.shape}".encode())
+        if values.dtype.kind in "fiub":
+            total.update(np.ascontiguousarray(values, np.float64).tobytes())
+        else:
+            total.update(json.dumps([str(value) for value in values.ravel()]).encode())
+    total.update(json.dumps({k: str(v) for k, v in data.attrs.items() if k != "digest"}, sort_keys=True).encode())
+    return total.hexdigest()
 
 
 def run_of(data: xr.Dataset) -> Run:
