@@ -184,13 +184,9 @@ def _opened(store: str | None) -> "AbstractStore":
 
 
 def _ends(data: "xr.Dataset") -> dict:
-    return {
-        str(member): {
-            "verdict": str(data.verdict.sel(member=member).values),
-            "risk": float(data.risk.sel(member=member)[-1]),
-            "optimum": float(data.optimum.sel(member=member)),
-            "attainable": float(data.attainable.sel(member=member)),
-            "diverged": float(data.diverged.sel(member=member)),
-        }
-        for member in data.member.values
-    }
+    ends = {}
+    for member in data.member.values:
+        own = data.sel(member=member)
+        numbers = {name: float(own[name]) for name in ("optimum", "attainable", "diverged")}
+        ends[str(member)] = {"verdict": str(own.verdict.values), "risk": float(own.risk[-1]), **numbers}
+    return ends

@@ -25,13 +25,12 @@ def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -
 
 
 def rows_as_dataset(rows: Sequence[dict[str, Any]]) -> xr.Dataset:
-    """The rows of a summary as columns, for NetCDF and CSV."""
-    return xr.Dataset({name: ("row", _column([row[name] for row in rows])) for name in rows[0]})
+    """The rows of a summary as columns, for NetCDF and CSV: whole numbers past 32 bits as floats."""
 
+    def kept(value: Any) -> Any:
+        return float(value) if isinstance(value, int) and abs(value) >= 2**31 else value
 
-def _column(values: list[Any]) -> list[Any]:
-    """Whole numbers as they are while they fit 32 bits, the most that the files hold."""
-    return [float(v) if isinstance(v, int) and abs(v) >= 2**31 else v for v in values]
+    return xr.Dataset({name: ("row", [kept(row[name]) for row in rows]) for name in rows[0]})
 
 
 def training_tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:

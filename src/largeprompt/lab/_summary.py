@@ -46,7 +46,9 @@ def _row(names: tuple[str, ...], member: str, group: list[xr.Dataset]) -> dict[s
     counts = {name: ends.count(name) for name in VERDICTS}
     row: dict[str, Any] = {name: setting(run, name) for name in names}
     row |= {"attention": member, "runs": len(group), **counts}
-    error = math.hypot(_standard_error(good), _nodes_error(good_runs))
+    error = float(good.std(ddof=1)) / math.sqrt(len(good)) if len(good) > 1 else math.nan
+    # what the nodes of the recorded risks add: runs share them, so that it does not average out
+    error = math.hypot(error, _mean(np.asarray([float(data.risk_stderr[-1]) for data in good_runs])))
     row |= {"risk": _mean(good), "risk_stderr": error, "trapped_risk": _mean(trapped)}
     for kind in ("linear", "softmax"):
         row[f"{kind}_optimum"], row[f"{kind}_attainable"] = _known(run, kind)
@@ -70,12 +72,3 @@ def _known(run: Run, kind: str) -> tuple[float, float]:
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else math.nan
-
-
-def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
-
-
-def _nodes_error(good: list[xr.Dataset]) -> float:
-    """What the nodes of the recorded risks add: runs share them, so that it does not average out."""
-    return float(np.mean([float(data.risk_stderr[-1]) for data in good])) if good else 0.0
