@@ -1,10 +1,8 @@
 """Many runs on one machine: over its cores, or side by side on its GPU."""
 
-import contextlib
 import os
-import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import xarray as xr
@@ -92,37 +90,29 @@ class _Together(Progress):
 
 def _results(work: "_Work", device: DeviceName, jobs: int) -> list[xr.Dataset]:
     if device == "gpu":
-        work.run_on_gpu()
-    pool = ThreadPoolExecutor(jobs)
-    threads = [pool.submit(work.run) for _ in range(jobs)]
+        _run_on_threads([work.run_on_gpu], work.stop)
+    _run_on_threads([work.run] * jobs, work.stop)
+    if len(work.results) < len(work.runs):
+        raise Interrupted
+    return [work.results[i] for i in range(len(work.runs))]
+
+
+def _run_on_threads(tasks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
+    """Run each task on a thread of its own; an interrupt sets `stop`, and they end at their next pause."""
+    pool = ThreadPoolExecutor(len(tasks))
+    threads = [pool.submit(task) for task in tasks]
     # not for the threads themselves: an interrupted join takes a running thread for one that has ended
     pool.shutdown(wait=False)
     try:
         wait(threads)
     except BaseException as error:
-        work.stop.set()
+        stop.set()
         wait(threads)
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted from None
         raise
     for thread in threads:
         thread.result()  # or what went wrong
-    if len(work.results) < len(work.runs):
-        raise Interrupted
-    return [work.results[i] for i in range(len(work.runs))]
-
-
-@contextlib.contextmanager
-def _interrupts_heard(stop: threading.Event) -> Iterator[None]:
-    """An interrupt sets `stop`, and the work ends at its next pause; elsewhere than in the main thread, none comes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, heard)
 
 
 class _Work:
@@ -151,8 +141,7 @@ class _Work:
         for first in range(0, len(able), MOST_ON_GPU):
             batch = able[first : first + MOST_ON_GPU]
             options = self._store, self._progress, self.stop, self._checkpoint_seconds
-            with _interrupts_heard(self.stop):
-                found = run_together([self.runs[i] for i in batch], *options)
+            found = run_together([self.runs[i] for i in batch], *options)
             self.results |= {i: data for i, data in zip(batch, found, strict=True) if data is not None}
         self._waiting = [i for i in self._waiting if i not in self.results]
 
