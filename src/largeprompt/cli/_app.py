@@ -39,9 +39,9 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], 
     """
 
     def decorator(command: Callable[..., None]) -> Callable[..., None]:
+        own = {name: _as_type(name, option) for name, option in options.items()}
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            own = {name: _as_type(name, option) for name, option in options.items()}
             added = [parameter.replace(name=name, default=None, annotation=own[name]) for name in own]
             parameters += added if parameter.name == "given" else [parameter]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, Out, app, value, with_options
-from ._output import device_for, ready, report, rows, written
+from ._output import device_for, print_result, ready, rows, written
 from ._view import View
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def concentration(
         data = study.run(view, device=place)
     files = written(out, "concentration", draw(concentration_chart(data)), data)
     numbers = {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)}
-    report(as_json, numbers, concentration_tables(data), files, width=100)
+    print_result(as_json, numbers, concentration_tables(data), files, width=100)
 
 
 @app.command("prompt-length")
@@ -109,7 +109,7 @@ def prompt_length(
         "notes": notes,
         "settings": {"toml": study.as_toml(), **layer},
     }
-    report(as_json, numbers, prompt_length_lines(found, notes, study.layer_in_words))
+    print_result(as_json, numbers, prompt_length_lines(found, notes, study.layer_in_words))
 
 
 _NUMBERS = (
@@ -133,15 +133,10 @@ def _study(config: Path | None, given: dict[str, Any], one: bool = False) -> "St
     from largeprompt import lab
 
     settings = lab.read_toml(config) if config is not None else {}
-    numbers = {name: value(given[name]) for name in ("replicates", "seed") if name in given}
-    texts = {name: given[name] for name in ("L", "quantity") if name in given}
-    settings |= numbers | texts
-    if given.get("query_in_prompt"):
-        settings["query_in_prompt"] = True
-    if given.get("no_bounds"):
-        settings["bounds"] = False
-    settings["measure"] = _law(settings.get("measure"), given)
-    table = settings["measure"]
+    settings |= {name: given[name] for name in ("L", "quantity", "query_in_prompt") if name in given}
+    settings |= {name: value(given[name]) for name in ("replicates", "seed") if name in given}
+    settings |= {"bounds": False} if "no_bounds" in given else {}
+    settings["measure"] = table = _law(settings.get("measure"), given)
     is_task = isinstance(table, Mapping) and table.get("kind") == "regression"
     if one and "quantity" not in settings:
         settings["quantity"] = "risk" if is_task else "output"

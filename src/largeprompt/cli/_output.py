@@ -101,7 +101,7 @@ def rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
     return data[names].to_dataframe().reset_index().to_dict(orient="records")
 
 
-def report(
+def print_result(
     as_json: bool, numbers: dict[str, Any], parts: Iterable[Any], files: Sequence[Path] = (), *, width: int = 76
 ) -> None:
     """All numbers as JSON, or tables and lines on the terminal; and where the files are."""

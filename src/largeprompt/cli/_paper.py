@@ -7,7 +7,7 @@ import typer
 
 from ._app import DeviceName, Json, Out, app, errors, screen, with_options
 from ._interrupts import interrupts
-from ._output import device_for, interruptible, name_files, print_json, show
+from ._output import device_for, interruptible, name_files, print_json, print_result, show
 from ._train import Folder
 from ._view import View
 
@@ -129,10 +129,7 @@ def verify(
     plan = _planned(job, as_json, out)
     with _in_view(out, as_json) as view:
         ledger = job.ledger(job.datasets(plan, view))
-    if as_json:
-        print_json([], ledger)
-        return
-    show(ledger_table(ledger) if keys is None else claim_lines(ledger), width=110)
+    print_result(as_json, ledger, ledger_table(ledger) if keys is None else claim_lines(ledger), width=110)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from ._app import Json, app, screen, value
 from ._interrupts import interrupts
-from ._output import complain, in_one_line, print_json, records, report
+from ._output import complain, in_one_line, print_json, print_result, records
 from ._train import Folder
 from ._view import View
 
@@ -47,7 +47,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
     for run in found:
         status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"
         table.add_row(run.key[:12], run.title, str(run.steps), status)
-    report(as_json, {"runs": known, "damaged": damaged}, [table])
+    print_result(as_json, {"runs": known, "damaged": damaged}, [table])
     for message in damaged:
         complain(f"{message}; {_REMEDY}")
 
@@ -116,7 +116,7 @@ def _risk(
     numbers = records(data)
     for row in numbers["rows"]:
         row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
-    report(as_json, {**numbers, "test": test}, [length_table(data)], files, width=100)
+    print_result(as_json, {**numbers, "test": test}, [length_table(data)], files, width=100)
 
 
 _PICTURES = (".svg", ".pdf", ".png")

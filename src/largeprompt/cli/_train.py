@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import DeviceName, Json, Out, app, screen, value, with_options
-from ._output import device_for, interruptible, print_json, ready, remark, report, runs_kept, written
+from ._output import device_for, interruptible, print_json, print_result, ready, remark, runs_kept, written
 from ._view import View
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
         {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
         for data in results
     ]
-    report(as_json, {"estimate": estimate, "rows": rows, "runs": runs}, training_tables(rows), files, width=120)
+    print_result(as_json, {"estimate": estimate, "rows": rows, "runs": runs}, training_tables(rows), files, width=120)
 
 
 def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
