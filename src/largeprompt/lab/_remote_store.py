@@ -51,9 +51,6 @@ class RemoteStore(AbstractStore):
             raise ValueError(f"the store is {self.location!r}: {error}") from None
         self._whole = address.partition("://")[0] in _WHOLE
 
-    def __reduce__(self):
-        return RemoteStore, (self.address,)
-
     @contextlib.contextmanager
     def claim(self, key: str) -> Iterator[bool]:
         yield True

@@ -71,6 +71,9 @@ class AbstractStore(abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location!r})"
 
+    def __reduce__(self):
+        return type(self), (self.address,)  # whatever folder the other process is in
+
     @abc.abstractmethod
     def _read(self, name: str) -> bytes | None:
         """An object; None if there is none."""
@@ -319,9 +322,6 @@ class Store(AbstractStore):
         begun = sum("nc" not in kind and "checkpoint" in kind for kind in kinds)
         held = f"{finished} finished, {begun} with a checkpoint" if self.folder.is_dir() else "no such folder yet"
         return f"Store({self.location!r}: {held})"
-
-    def __reduce__(self):
-        return Store, (self.address,)  # whatever folder the other process is in
 
     def path(self, key: str, kind: str = "nc") -> Path:
         """The file of a run."""
