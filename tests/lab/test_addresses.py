@@ -71,7 +71,7 @@ def test_an_interrupted_run_at_an_address_goes_on_from_its_checkpoint(remote, st
     assert lab.statuses(remote, [RUN], running={RUN.key})[0].stage == "running"
     assert lab.train(RUN, remote).identical(lab.train(RUN, store))
     assert remote.log(RUN.key)["sittings"] == 2
-    assert not remote.has_checkpoint(RUN.key)
+    assert not remote.begun_of([RUN.key])
 
 
 @pytest.mark.parametrize("kind", ["nc", "checkpoint"])

@@ -1,5 +1,8 @@
 """The application, its two streams, and the options that several commands have, with their values."""
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +29,40 @@ Sigma = Annotated[str, typer.Option(help="Covariance: identity, kms:RHO, spiked:
 Dimension = Annotated[int, typer.Option("--d", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option(help="Variance of the label noise.")]
 Lengths = Annotated[str, typer.Option("--L", help="Prompt lengths: 10,100,1e3 or 10:50:10 or 10:1000:log.")]
+
+
+def with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options in place of a command's parameter `given`, which holds those that a user gave, by name.
+
+    An option is its help, with its default as the last words in brackets: the settings know it, the command line does
+    not. It is given as text, unless a type stands in place of the help.
+    """
+
+    def decorator(command: Callable[..., None]) -> Callable[..., None]:
+        own = {name: _as_type(name, option) for name, option in options.items()}
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            added = [parameter.replace(name=name, default=None, annotation=own[name]) for name in own]
+            parameters += added if parameter.name == "given" else [parameter]
+
+        @functools.wraps(command)
+        def call(**values: Any) -> None:
+            found = {name: values.pop(name) for name in options}
+            command(given={name: value for name, value in found.items() if value is not None}, **values)
+
+        call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
+
+    return decorator
+
+
+def _as_type(name: str, option: Any) -> Any:
+    if not isinstance(option, str):
+        return option
+    text, _, default = option.removesuffix("]").rpartition(" [")
+    flag = f"--{name.replace('_', '-')}"
+    return Annotated[str | None, typer.Option(flag, help=text or option, show_default=default if text else False)]
 
 
 def value(text: str) -> Any:

@@ -21,7 +21,7 @@ from largeprompt.paper.chart import (
     level,
 )
 
-from ._tables import NAMES, asymptote_of, compared, decades_above, has_gap, in_text, is_asymptote, points
+from ._tables import NAMES, asymptote_of, decades_above, has_gap, in_text, is_asymptote, points
 
 _REACH = 3.0  # decades above the measurement from which words say how far a bound lies
 _APART = 0.03  # relative difference from which the asymptote is drawn beside the prediction
@@ -80,7 +80,7 @@ def _concentration(curve: xr.Dataset) -> Iterator[Series]:
 
 def _far_bound(curve: xr.Dataset) -> Iterator[str]:
     """How far above the measurement the bound lies, in words, where it is far."""
-    decades = [found for found in map(decades_above, map(compared, points(curve))) if not math.isnan(found)]
+    decades = [found for found in map(decades_above, points(curve)) if not math.isnan(found)]
     if decades and max(decades) > _REACH:
         power = " to ".join(dict.fromkeys(f"{end:.0f}" for end in (min(decades), max(decades))))
         yield f"{curve.bound_name.values!s}: {power} decades above"

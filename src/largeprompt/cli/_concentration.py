@@ -8,70 +8,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, Out, app, value
-from ._output import device_for, name_files, print_json, ready, rows, show, written
+from ._app import Json, Out, app, value, with_options
+from ._output import device_for, print_result, ready, rows, written
 from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.lab import Study
 
-Text = str | None
-
-
-def _option(name: str, help: str, default: str) -> Any:
-    return typer.Option(name, help=help, show_default=default)
-
-
 Config = Annotated[Path | None, typer.Option(help="Settings in TOML, with any law as a table; options override them.")]
-Measure = Annotated[
-    Text,
-    _option(
-        "--measure",
-        "Law of tokens: gaussian, rademacher, cube, sphere, a regression, or tokens in FILE.npy.",
-        "gaussian",
-    ),
-]
-Sigma = Annotated[Text, _option("--sigma", "Covariance of tokens: identity, kms:RHO, FILE.npy ...", "identity")]
-Dimension = Annotated[Text, _option("--d", "Dimension of tokens, of a regression that of covariates.", "5")]
-Noise = Annotated[Text, _option("--noise", "Variance of the label noise of a regression.", "0.1")]
-QuerySigma = Annotated[Text, _option("--query-sigma", "Covariance of Gaussian queries.", "queries like tokens")]
-Layer = Annotated[
-    Text, _option("--layer", "pytorch, pytorch:SEED, identity:SCALE, or weights in FILE.npz or FILE.npy.", "pytorch")
-]
-Scale = Annotated[Text, _option("--score-scale", "Factor of the scores of K and Q, such as 1/sqrt(16).", "1")]
-Attention = Annotated[Text, _option("--attention", "A kind: softmax, linear, sigmoid, relu ...", "softmax")]
-InPrompt = Annotated[bool, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")]
-Replicates = Annotated[Text, _option("--replicates", "Prompts a length.", "1000")]
-Seed = Annotated[Text, _option("--seed", "Seed of prompts and queries.", "0")]
 Where = Annotated[str, typer.Option("--device", help="Where prompts are drawn: auto, cpu or gpu.")]
+_LAYER = {
+    "measure": "Law of tokens: gaussian, rademacher, cube, sphere, a regression, or tokens in FILE.npy. [gaussian]",
+    "sigma": "Covariance of tokens: identity, kms:RHO, FILE.npy ... [identity]",
+    "d": "Dimension of tokens, of a regression that of covariates. [5]",
+    "noise": "Variance of the label noise of a regression. [0.1]",
+    "query_sigma": "Covariance of Gaussian queries. [queries like tokens]",
+    "layer": "pytorch, pytorch:SEED, identity:SCALE, or weights in FILE.npz or FILE.npy. [pytorch]",
+    "score_scale": "Factor of the scores of K and Q, such as 1/sqrt(16). [1]",
+    "attention": "A kind: softmax, linear, sigmoid, relu ... [softmax]",
+}
+_PROMPTS = {
+    "query_in_prompt": Annotated[
+        bool | None, typer.Option("--query-in-prompt", help="Let the query be a token of its prompt.")
+    ],
+    "replicates": "Prompts a length. [1000]",
+    "seed": "Seed of prompts and queries. [0]",
+}
+_STUDY = {
+    **_LAYER,
+    "L": "Prompt lengths: 10,100 or 10:50:10 or 10:100000:log. [10:10000:log]",
+    "quantity": "output, gradient, U, V, K, Q, O; of a regression risk, risk-gradient. [the first two]",
+    **_PROMPTS,
+    "no_bounds": Annotated[bool | None, typer.Option("--no-bounds", help="Leave the paper's bounds out.")],
+}
 
 
 @app.command()
+@with_options(_STUDY)
 def concentration(
+    *,
     config: Config = None,
-    measure: Measure = None,
-    sigma: Sigma = None,
-    d: Dimension = None,
-    noise: Noise = None,
-    query_sigma: QuerySigma = None,
-    layer: Layer = None,
-    score_scale: Scale = None,
-    attention: Attention = None,
-    L: Annotated[Text, _option("--L", "Prompt lengths: 10,100 or 10:50:10 or 10:100000:log.", "10:10000:log")] = None,
-    quantity: Annotated[
-        Text,
-        _option("--quantity", "output, gradient, U, V, K, Q, O; of a regression risk, risk-gradient.", "the first two"),
-    ] = None,
-    query_in_prompt: InPrompt = False,
-    replicates: Replicates = None,
-    seed: Seed = None,
-    no_bounds: Annotated[bool, typer.Option("--no-bounds", help="Leave the paper's bounds out.")] = False,
+    given: dict[str, Any],
     device: Where = "auto",
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Measure how far finite prompts are from the infinite one, beside the prediction and the paper's bounds."""
-    given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study, place = _study(config, given), device_for(device, "jax")
     from largeprompt.paper.drawing import draw
 
@@ -82,37 +64,21 @@ def concentration(
     with View() as view:
         data = study.run(view, device=place)
     files = written(out, "concentration", draw(concentration_chart(data)), data)
-    if as_json:
-        print_json(files, {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)})
-    else:
-        show(concentration_tables(data), width=100)
-        name_files(files)
-
-
-_SETTINGS = set(concentration.__annotations__) - {"config", "device", "out", "as_json", "return"}
+    numbers = {"settings": data.attrs, "rows": rows(data, True), "quantities": rows(data, False)}
+    print_result(as_json, numbers, concentration_tables(data), files, width=100)
 
 
 @app.command("prompt-length")
+@with_options({**_LAYER, "quantity": "As of concentration, but one. [output, or risk]", **_PROMPTS})
 def prompt_length(
+    *,
     epsilon: Annotated[str, typer.Option(help="The root mean square error that is asked for.")],
     config: Config = None,
-    measure: Measure = None,
-    sigma: Sigma = None,
-    d: Dimension = None,
-    noise: Noise = None,
-    query_sigma: QuerySigma = None,
-    layer: Layer = None,
-    score_scale: Scale = None,
-    attention: Attention = None,
-    quantity: Annotated[Text, _option("--quantity", "As of concentration, but one.", "output, or risk")] = None,
-    query_in_prompt: InPrompt = False,
-    replicates: Replicates = None,
-    seed: Seed = None,
+    given: dict[str, Any],
     device: Where = "auto",
     as_json: Json = False,
 ) -> None:
     """The prompt length that brings a quantity within an error of its limit, measured there, beside the bound's."""
-    given = {name: value for name, value in locals().items() if name in _SETTINGS and value not in (None, False)}
     study = _study(config, given, one=True)
     target, chosen = _positive("--epsilon", epsilon), study.quantities[0]
     if len(study.quantities) > 1:
@@ -134,19 +100,22 @@ def prompt_length(
         warnings.simplefilter("always")
         found = prompt_length_for(target, *subject, **options)
     notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-    if as_json:
-        names = ("epsilon", "L", "lasting", "method", "checked", "unchecked_reason", "measured", "measured_stderr")
-        names += ("bound_log10_L", "bound_refusal")
-        regime = {"regime": found.regime.name, "sentence": found.regime.sentence}
-        numbers = {name: getattr(found, name) for name in names}
-        settings = {
-            "toml": study.as_toml(),
-            "layer": study.layer_in_words,
-            "score_scale": getattr(study.attention, "scale", 1.0),
-        }
-        print_json([], {"quantity": chosen, **numbers, **regime, "notes": notes, "settings": settings})
-    else:
-        show(prompt_length_lines(found, notes, study.layer_in_words))
+    layer = {"layer": study.layer_in_words, "score_scale": getattr(study.attention, "scale", 1.0)}
+    numbers = {
+        "quantity": chosen,
+        **{name: getattr(found, name) for name in _NUMBERS},
+        "regime": found.regime.name,
+        "sentence": found.regime.sentence,
+        "notes": notes,
+        "settings": {"toml": study.as_toml(), **layer},
+    }
+    print_result(as_json, numbers, prompt_length_lines(found, notes, study.layer_in_words))
+
+
+_NUMBERS = (
+    "epsilon", "L", "lasting", "method", "checked", "unchecked_reason", "measured", "measured_stderr", "bound_log10_L",
+    "bound_refusal",
+)  # fmt: skip
 
 
 def _positive(name: str, text: str) -> float:
@@ -164,15 +133,10 @@ def _study(config: Path | None, given: dict[str, Any], one: bool = False) -> "St
     from largeprompt import lab
 
     settings = lab.read_toml(config) if config is not None else {}
-    numbers = {name: value(given[name]) for name in ("replicates", "seed") if name in given}
-    texts = {name: given[name] for name in ("L", "quantity") if name in given}
-    settings |= numbers | texts
-    if given.get("query_in_prompt"):
-        settings["query_in_prompt"] = True
-    if given.get("no_bounds"):
-        settings["bounds"] = False
-    settings["measure"] = _law(settings.get("measure"), given)
-    table = settings["measure"]
+    settings |= {name: given[name] for name in ("L", "quantity", "query_in_prompt") if name in given}
+    settings |= {name: value(given[name]) for name in ("replicates", "seed") if name in given}
+    settings |= {"bounds": False} if "no_bounds" in given else {}
+    settings["measure"] = table = _law(settings.get("measure"), given)
     is_task = isinstance(table, Mapping) and table.get("kind") == "regression"
     if one and "quantity" not in settings:
         settings["quantity"] = "risk" if is_task else "output"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ._app import Dimension, Json, Lengths, Noise, Out, Sigma, app
-from ._output import name_files, print_json, ready, records, remark, show, written
+from ._output import print_result, ready, records, remark, written
 from ._view import View
 
 
@@ -37,11 +37,7 @@ def optima(
     attributes = {"paper": "arXiv:2512.11784", "d": d, "noise": noise, "risk": "half the mean squared error"}
     data = found.expand_dims(covariance=[sigma]).assign(floor=noise / 2).drop_attrs().assign_attrs(attributes)
     files = written(out, "optima", drawing.draw(_charts.optima_chart(data)), data)
-    if as_json:
-        print_json(files, {"optima": records(data)})
-    else:
-        show(_tables.optima_tables(data))
-        name_files(files)
+    print_result(as_json, {"optima": records(data)}, _tables.optima_tables(data), files)
 
 
 @app.command()
@@ -68,11 +64,7 @@ def flows(
     with View() as view:
         data = by_covariance({sigma: ladder.compute(view)})
     files = written(out, "flows", drawing.draw(chart(data)), data)
-    if as_json:
-        print_json(files, {"flows": records(data)})
-    else:
-        show(_tables.flow_tables(data))
-        name_files(files)
+    print_result(as_json, {"flows": records(data)}, _tables.flow_tables(data), files)
 
 
 def _check(sigma: str, d: int, noise: float) -> None:

@@ -1,7 +1,7 @@
 """What the commands share: progress, interrupts, files, tables, JSON."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from largeprompt._device import DeviceName, Library
+    from largeprompt.lab import AbstractStore, Run
+
+
+def runs_kept(store: "AbstractStore", runs: "Sequence[Run]") -> str:
+    """How many of the runs are finished, and where the others go on."""
+    done = len(store.finished_of([run.key for run in runs]))
+    return f"{done} of {len(runs)} runs are finished, the others kept in {store.location}"
 
 
 @contextmanager
@@ -94,14 +101,26 @@ def rows(data: "xr.Dataset", by_length: bool) -> list[dict]:
     return data[names].to_dataframe().reset_index().to_dict(orient="records")
 
 
-def print_json(files: list[Path], numbers: dict[str, Any]) -> None:
+def print_result(
+    as_json: bool, numbers: dict[str, Any], parts: Iterable[Any], files: Sequence[Path] = (), *, width: int = 76
+) -> None:
+    """All numbers as JSON, or tables and lines on the terminal; and where the files are."""
+    if as_json:
+        print_json(files, numbers)
+        return
+    show(parts, width)
+    if files:
+        name_files(files)
+
+
+def print_json(files: Sequence[Path], numbers: dict[str, Any]) -> None:
     """All numbers on the output, and where the files are."""
     from largeprompt.paper.files import plain
 
     print(json.dumps(plain({"files": [str(file) for file in files], **numbers}), indent=1, allow_nan=False))
 
 
-def show(parts, width: int = 76) -> None:
+def show(parts: Iterable[Any], width: int = 76) -> None:
     """Tables and lines on the terminal."""
     # a table needs its width: on a narrower terminal lines wrap, but no digit is cut
     wide = screen if screen.width >= width else Console(width=width, emoji=False)
@@ -109,6 +128,6 @@ def show(parts, width: int = 76) -> None:
         wide.print(part)
 
 
-def name_files(files: list[Path]) -> None:
+def name_files(files: Sequence[Path]) -> None:
     """Where the files are."""
     screen.print("written: " + ", ".join(str(file) for file in files), soft_wrap=True)

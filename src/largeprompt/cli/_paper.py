@@ -1,45 +1,43 @@
 """The executable paper: every figure, every claim, the report."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import DeviceName, Json, Out, app, errors, screen
+from ._app import DeviceName, Json, Out, app, errors, screen, with_options
 from ._interrupts import interrupts
-from ._output import device_for, interruptible, name_files, print_json, show
+from ._output import device_for, interruptible, name_files, print_json, print_result, show
 from ._train import Folder
 from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.paper import Choice, Job, Plan
 
-Preset = Annotated[
-    str | None,
-    typer.Option(help="How much: quick (minutes), paper (the full protocol), smoke (a trial).", show_default="quick"),
-]
-Seeds = Annotated[int | None, typer.Option(help="Seeds of training.", show_default="the preset's")]
-Scale = Annotated[float | None, typer.Option(help="Factor of the scores; 0.40825 is 1/√(d+1).", show_default="1")]
-Factor = Annotated[
-    float | None, typer.Option(help="1: half the squared error, as printed; 2: the squared error.", show_default="1")
-]
-QuerySigma = Annotated[str | None, typer.Option(help="Covariance of queries.", show_default="that of the covariates")]
+_PRESET = {
+    "preset": "How much: quick (minutes), paper (the full protocol), smoke (a trial). [quick]",
+}
+_REST = {
+    "seeds": Annotated[int | None, typer.Option(help="Seeds of training.", show_default="the preset's")],
+    "score_scale": Annotated[
+        float | None, typer.Option(help="Factor of the scores; 0.40825 is 1/√(d+1).", show_default="1")
+    ],
+    "loss_factor": Annotated[
+        float | None,
+        typer.Option(help="1: half the squared error, as printed; 2: the squared error.", show_default="1"),
+    ],
+    "query_sigma": "Covariance of queries. [that of the covariates]",
+}
 Jobs = Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")]
-Figures = Annotated[str | None, typer.Option(help="Some figures alone, as 1,2,5a.", show_default="all")]
-Claims = Annotated[str | None, typer.Option(help="Some claims alone, as C3,T7.", show_default="all")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the settings that --out was begun with.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")]
 
 
 @app.command()
+@with_options({**_PRESET, "figures": "Some figures alone, as 1,2,5a. [all]", **_REST})
 def reproduce(
-    preset: Preset = None,
-    figures: Figures = None,
-    seeds: Seeds = None,
-    score_scale: Scale = None,
-    loss_factor: Factor = None,
-    query_sigma: QuerySigma = None,
+    *,
+    given: dict[str, Any],
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
@@ -54,15 +52,12 @@ def reproduce(
     from ._tables import ledger_table
 
     if resume:
-        given = {"preset": preset, "figures": figures, "seeds": seeds, "score-scale": score_scale}
-        given |= {"loss-factor": loss_factor, "query-sigma": query_sigma, "store": store}
-        also = [f"--{name}" for name, value in given.items() if value is not None]
+        also = [f"--{name.replace('_', '-')}" for name in given] + (["--store"] if store is not None else [])
         if also:
             raise ValueError(f"--resume takes all settings from {out}; leave out {', '.join(also)}")
         choice, store = paper.kept_choice(out)
     else:
-        choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
-        choice = dataclasses.replace(choice, figures=_keys("--figures", figures))
+        choice = _choice(given, figures=_keys("figures", given))
     job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
     plan = _planned(job, as_json, None if estimate else out)
     if estimate:
@@ -80,13 +75,11 @@ def reproduce(
 
 
 @app.command()
+@with_options({**_PRESET, **_REST})
 def figure(
+    *,
     key: Annotated[str, typer.Argument(help="1a to 8, laws or flows; 1 is 1a and 1b.")],
-    preset: Preset = None,
-    seeds: Seeds = None,
-    score_scale: Scale = None,
-    loss_factor: Factor = None,
-    query_sigma: QuerySigma = None,
+    given: dict[str, Any],
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
@@ -97,8 +90,7 @@ def figure(
     from largeprompt import paper
     from largeprompt.paper.experiments import FIGURES
 
-    choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
-    choice = dataclasses.replace(choice, figures=(key,), claims=())
+    choice = _choice(given, figures=(key,), claims=())
     job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
     plan = _planned(job, as_json, out)
     with _in_view(out, as_json) as view:
@@ -115,13 +107,10 @@ def figure(
 
 
 @app.command()
+@with_options({"claims": "Some claims alone, as C3,T7. [all]", **_PRESET, **_REST})
 def verify(
-    claims: Claims = None,
-    preset: Preset = None,
-    seeds: Seeds = None,
-    score_scale: Scale = None,
-    loss_factor: Factor = None,
-    query_sigma: QuerySigma = None,
+    *,
+    given: dict[str, Any],
     out: Out = Path("results"),
     store: Folder = None,
     jobs: Jobs = None,
@@ -134,17 +123,13 @@ def verify(
 
     from ._tables import claim_lines, ledger_table
 
-    choice = _choice(preset, seeds, score_scale, loss_factor, query_sigma)
-    keys = _keys("--claims", claims)
-    choice = dataclasses.replace(choice, figures=(), claims=tuple(CLAIMS) if keys is None else keys)
+    keys = _keys("claims", given)
+    choice = _choice(given, figures=(), claims=tuple(CLAIMS) if keys is None else keys)
     job = paper.Job(choice, out, jobs=jobs, store=store, device=device_for(device, "cuda"))
     plan = _planned(job, as_json, out)
     with _in_view(out, as_json) as view:
         ledger = job.ledger(job.datasets(plan, view))
-    if as_json:
-        print_json([], ledger)
-        return
-    show(ledger_table(ledger) if keys is None else claim_lines(ledger), width=110)
+    print_result(as_json, ledger, ledger_table(ledger) if keys is None else claim_lines(ledger), width=110)
 
 
 @app.command()
@@ -162,19 +147,20 @@ def report(
     name_files(files)
 
 
-def _choice(preset: str | None, seeds: int | None, *conventions: Any) -> "Choice":
+def _choice(given: dict[str, Any], **parts: Any) -> "Choice":
     from largeprompt.paper import Choice, Conventions
 
-    given = zip(("score_scale", "loss_factor", "query_sigma"), conventions, strict=True)
-    return Choice(preset or "quick", seeds, Conventions(**{name: value for name, value in given if value is not None}))
+    conventions = {name: given[name] for name in ("score_scale", "loss_factor", "query_sigma") if name in given}
+    return Choice(given.get("preset", "quick"), given.get("seeds"), Conventions(**conventions), **parts)
 
 
-def _keys(name: str, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
+def _keys(name: str, given: dict[str, str]) -> tuple[str, ...] | None:
+    """The keys in an option, with commas; None for all of them."""
+    if name not in given:
         return None
-    keys = tuple(part.strip() for part in text.split(",") if part.strip())
+    keys = tuple(part.strip() for part in given[name].split(",") if part.strip())
     if not keys:
-        raise ValueError(f"{name} is {text!r}; it must name at least one, or be left out for all")
+        raise ValueError(f"--{name} is {given[name]!r}; it must name at least one, or be left out for all")
     return keys
 
 

@@ -10,7 +10,7 @@ import typer
 
 from ._app import Json, app, screen, value
 from ._interrupts import interrupts
-from ._output import complain, in_one_line, name_files, print_json, records, show
+from ._output import complain, in_one_line, print_json, print_result, records
 from ._train import Folder
 from ._view import View
 
@@ -41,18 +41,13 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
             found.append(folder.status(key))
         except (lab.Damaged, OSError) as error:
             damaged.append(in_one_line(error))
-    if as_json:
-        known = [
-            {"hash": one.key, "status": one.stage, "step": one.step, **one.run.as_dict()} for one in found if one.run
-        ]
-        print_json([], {"runs": known, "damaged": damaged})
-    else:
-        title = f"{len(found)} runs in {folder.location}"
-        table = Table("hash", "run", "steps", "status", title=title, box=box.SIMPLE_HEAD)
-        for run in found:
-            status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"
-            table.add_row(run.key[:12], run.title, str(run.steps), status)
-        show([table])
+    known = [{"hash": one.key, "status": one.stage, "step": one.step, **one.run.as_dict()} for one in found if one.run]
+    title = f"{len(found)} runs in {folder.location}"
+    table = Table("hash", "run", "steps", "status", title=title, box=box.SIMPLE_HEAD)
+    for run in found:
+        status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"
+        table.add_row(run.key[:12], run.title, str(run.steps), status)
+    print_result(as_json, {"runs": known, "damaged": damaged}, [table])
     for message in damaged:
         complain(f"{message}; {_REMEDY}")
 
@@ -77,9 +72,8 @@ def _show(run: Prefix, store: Folder = None, as_json: Json = False) -> None:
     if as_json:
         print_json([], {**facts, "toml": settings})
         return
-    screen.print(settings, markup=False, highlight=False, soft_wrap=True)
-    for name, known in facts.items():
-        screen.print(f"{name}: {known}", markup=False, highlight=False, soft_wrap=True)
+    for line in (settings, *(f"{name}: {known}" for name, known in facts.items())):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @commands.command("risk")
@@ -119,15 +113,10 @@ def _risk(
         with interrupts.raised(), lab.replacing(plot) as path:
             drawing.save(drawing.draw(length_chart(data)), path)
     files = [] if plot is None else [plot]
-    if as_json:
-        numbers = records(data)
-        for row in numbers["rows"]:
-            row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
-        print_json(files, {**numbers, "test": test})
-        return
-    show([length_table(data)], width=100)
-    if files:
-        name_files(files)
+    numbers = records(data)
+    for row in numbers["rows"]:
+        row["L"] = "inf" if math.inf == row["L"] else int(row["L"])
+    print_result(as_json, {**numbers, "test": test}, [length_table(data)], files, width=100)
 
 
 _PICTURES = (".svg", ".pdf", ".png")
@@ -195,13 +184,9 @@ def _opened(store: str | None) -> "AbstractStore":
 
 
 def _ends(data: "xr.Dataset") -> dict:
-    return {
-        str(member): {
-            "verdict": str(data.verdict.sel(member=member).values),
-            "risk": float(data.risk.sel(member=member)[-1]),
-            "optimum": float(data.optimum.sel(member=member)),
-            "attainable": float(data.attainable.sel(member=member)),
-            "diverged": float(data.diverged.sel(member=member)),
-        }
-        for member in data.member.values
-    }
+    ends = {}
+    for member in data.member.values:
+        own = data.sel(member=member)
+        numbers = {name: float(own[name]) for name in ("optimum", "attainable", "diverged")}
+        ends[str(member)] = {"verdict": str(own.verdict.values), "risk": float(own.risk[-1]), **numbers}
+    return ends

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._app import Json, app, screen
-from ._output import complain, interruptible, print_json, show
+from ._output import complain, interruptible, print_json, runs_kept, show
 from ._train import Folder
 from ._view import View
 
@@ -66,12 +66,7 @@ def sweep(
         _print_status(kept, runs, scheduler, as_json)
         return
     kept.check_writable()
-
-    def rest() -> str:
-        done = len(kept.finished_of([run.key for run in runs]))
-        return f"{done} of {len(runs)} runs are finished, the others kept in {kept.location}"
-
-    with interruptible(View(), rest) as view:
+    with interruptible(View(), lambda: runs_kept(kept, runs)) as view:
         options: Any = {"workers": workers, "checkpoint_seconds": checkpoint, "progress": view}
         outcome = lab.sweep_on(runs, kept, scheduler, **options)
     _report(runs, kept, outcome, as_json)

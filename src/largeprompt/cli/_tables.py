@@ -1,13 +1,13 @@
 """Results as tables and lines for a terminal."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from largeprompt.lab import VERDICTS as ENDS
@@ -15,30 +15,31 @@ from largeprompt.paper.claims import ROLES, VERDICTS, counted, role_in_words
 from largeprompt.paper.report.words import check
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table of numbers."""
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def rows_as_dataset(rows: Sequence[dict[str, Any]]) -> xr.Dataset:
-    """The rows of a summary as columns, for NetCDF and CSV."""
-    return xr.Dataset({name: ("row", _column([row[name] for row in rows])) for name in rows[0]})
+    """The rows of a summary as columns, for NetCDF and CSV: whole numbers past 32 bits as floats."""
 
+    def kept(value: Any) -> Any:
+        return float(value) if isinstance(value, int) and abs(value) >= 2**31 else value
 
-def _column(values: list[Any]) -> list[Any]:
-    """Whole numbers as they are while they fit 32 bits, the most that the files hold."""
-    return [float(v) if isinstance(v, int) and abs(v) >= 2**31 else v for v in values]
+    return xr.Dataset({name: ("row", [kept(row[name]) for row in rows]) for name in rows[0]})
 
 
 def training_tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:
     """A table for each covariance, one line for each other setting and attention; then what became of the rest."""
     settings = [name for name in rows[0] if name not in _SHOWN]
+    headings = [name.replace("_", " ") for name in (*settings, *_HEADINGS)]
     for sigma in dict.fromkeys(row["sigma"] for row in rows):
-        yield _training_table(
-            f"{sigma}: final risk ½E(ŷ−y)² of the good runs", settings, [r for r in rows if r["sigma"] == sigma]
-        )
+        own = (_training_row(row, settings) for row in rows if row["sigma"] == sigma)
+        yield _table(f"{sigma}: final risk ½E(ŷ−y)² of the good runs", headings, own)
     runs = sum(row["runs"] for row in rows)
     unfinished, settled = (sum(row[name] for row in rows) for name in ("unfinished", "settled"))
     if unfinished:
@@ -51,28 +52,17 @@ def training_tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:
             yield f"trapped ({where}): {row['trapped']} end at a mean risk of {row['trapped_risk']:.5f}"
 
 
-def _training_table(title: str, settings: list[str], rows: list[dict[str, Any]]) -> Table:
-    headings = ("runs", "final risk", "best linear", "best softmax", "Bayes", "trapped", "diverged")
-    table = _table(title, [name.replace("_", " ") for name in (*settings, *headings)])
-    for row in rows:
-        error = row["risk_stderr"]
-        risk = "–" if math.isnan(row["risk"]) else f"{row['risk']:.5f}"
-        risk += "" if math.isnan(error) else f" ± {error:.0e}"
-        least = (*(_least(row, kind) for kind in ("linear", "softmax")), f"{row['Bayes']:.5f}")
-        shares = (_share(row, name) for name in ("trapped", "diverged"))
-        table.add_row(*(in_text(row[name]) for name in settings), str(row["runs"]), risk, *least, *shares)
-    return table
+def _training_row(row: dict[str, Any], settings: Sequence[str]) -> list[str]:
+    error = row["risk_stderr"]
+    risk = "–" if math.isnan(row["risk"]) else f"{row['risk']:.5f}"
+    risk += "" if math.isnan(error) else f" ± {error:.0e}"
+    least = (*(_least(row, kind) for kind in ("linear", "softmax")), f"{row['Bayes']:.5f}")
+    shares = (_share(row, name) for name in ("trapped", "diverged"))
+    return [*(in_text(row[name]) for name in settings), str(row["runs"]), risk, *least, *shares]
 
 
-_SHOWN = {
-    "sigma",
-    "runs",
-    *ENDS,
-    "risk",
-    "risk_stderr",
-    "trapped_risk",
-    "Bayes",
-}
+_HEADINGS = ("runs", "final risk", "best linear", "best softmax", "Bayes", "trapped", "diverged")
+_SHOWN = {"sigma", "runs", *ENDS, "risk", "risk_stderr", "trapped_risk", "Bayes"}
 _SHOWN |= {f"{name}_{what}" for name in ("trapped", "diverged") for what in ("share", "low", "high")}
 _SHOWN |= {f"{name}_{what}" for name in ("linear", "softmax") for what in ("optimum", "attainable")}
 
@@ -126,24 +116,24 @@ def _concentration_table(name: str, curve: xr.Dataset) -> Table:
     difference = _DIFFERENCES.get(name, "mean squared deviation from the infinite prompt")
     predicted = "asymptote" if is_asymptote(curve) else "predicted"
     headings = ("L", "measured", predicted, "ratio", "bound/measured", "effective")
-    table = _table(f"{NAMES.get(name, name)}: {difference}", headings)
-    for point in map(compared, points(curve)):
-        length = f"{'' if point['trusted'] else '*'}{point['L']:.0f}"
-        predicted = f"{point['predicted']:.3e}" if math.isfinite(point["predicted"]) else "–"
-        decades = decades_above(point)
-        excess = "–" if math.isnan(decades) else f"10^{decades:.1f}"
-        table.add_row(length, _with_error(point), predicted, _ratio(point), excess, f"{point['effective']:.0f}")
-    return table
+    return _table(f"{NAMES.get(name, name)}: {difference}", headings, map(_at_length, points(curve)))
+
+
+def _at_length(point: dict[str, float]) -> tuple[str, ...]:
+    length = f"{'' if point['trusted'] else '*'}{point['L']:.0f}"
+    predicted = f"{point['predicted']:.3e}" if math.isfinite(point["predicted"]) else "–"
+    decades = decades_above(point)
+    excess = "–" if math.isnan(decades) else f"10^{decades:.1f}"
+    return length, _with_error(point), predicted, _ratio(point), excess, f"{point['effective']:.0f}"
 
 
 def points(curve: xr.Dataset) -> list[dict[str, float]]:
-    """The numbers at each length, by name."""
+    """The numbers at each length, by name; of risks the difference in place of its square: it is what is bounded."""
     names = [str(name) for name, values in curve.items() if values.dims == ("L",)]
-    return [{name: float(curve[name][i]) for name in ("L", *names)} for i in range(curve.sizes["L"])]
+    return [_compared({name: float(curve[name][i]) for name in ("L", *names)}) for i in range(curve.sizes["L"])]
 
 
-def compared(point: dict[str, float]) -> dict[str, float]:
-    """Of risks the difference itself in place of its square: it is what is bounded, and it has a sign."""
+def _compared(point: dict[str, float]) -> dict[str, float]:
     if math.isnan(point.get("gap", math.nan)):
         return point
     predicted = math.sqrt(point["predicted"]) if point["predicted"] >= 0 else math.nan
@@ -256,11 +246,9 @@ def optima_tables(data: xr.Dataset) -> Iterator[Table]:
     """A table a covariance: the least risks by length."""
     for covariance in data.covariance.values:
         title = f"{covariance}, d = {data.d}, noise {data.noise:g}: least risk ½E(ŷ−y)², floor {float(data.floor):g}"
-        table = _table(title, ("L", "Bayes", "linear attention", "softmax attention"))
-        for L in data.L.values:
-            point = data.sel(covariance=covariance, L=L)
-            table.add_row(f"{int(L)}", *(f"{float(point[name]):.6f}" for name in ("Bayes", "linear", "softmax")))
-        yield table
+        risks = data.sel(covariance=covariance, drop=True)[["Bayes", "linear", "softmax"]].to_dataframe()
+        rows = ((str(L), *(f"{value:.6f}" for value in row)) for L, *row in risks.itertuples())
+        yield _table(title, ("L", "Bayes", "linear attention", "softmax attention"), rows)
 
 
 def flow_tables(data: xr.Dataset) -> Iterator[Table]:
@@ -270,20 +258,14 @@ def flow_tables(data: xr.Dataset) -> Iterator[Table]:
         end = float(data.t[-1])
         title = f"{covariance}: softmax flows from Assumption 5.1 with alpha = {data.alpha:g}, to t = {end:g}"
         early = float(data.t.sel(t=end / 100, method="nearest"))
-        table = _table(title, ("L", "final risk", "above ∞", f"distance at t = {early:.3g}", f"at t = {end:g}"))
-        limit = float(curves.infinite[-1])
-        for L in data.L.values:
-            point = curves.sel(L=L)
-            risk, distance = float(point.risk[-1]), point.distance
-            cells = (
-                f"{risk:.6f}",
-                f"{risk - limit:.2e}",
-                f"{float(distance.sel(t=early)):.2e}",
-                f"{float(distance[-1]):.2e}",
-            )
-            table.add_row(f"{int(L)}", *cells)
-        table.add_row("∞", f"{limit:.6f}", "", "", "")
-        yield table
+        headings = ("L", "final risk", "above ∞", f"distance at t = {early:.3g}", f"at t = {end:g}")
+        limit, columns = float(curves.infinite[-1]), (curves.L, curves.risk.sel(t=end))
+        columns += (curves.distance.sel(t=early), curves.distance.sel(t=end))
+        rows = [
+            (f"{L}", f"{risk:.6f}", f"{risk - limit:.2e}", f"{first:.2e}", f"{last:.2e}")
+            for L, risk, first, last in zip(*(column.values for column in columns), strict=True)
+        ]
+        yield _table(title, headings, [*rows, ("∞", f"{limit:.6f}", "", "", "")])
 
 
 def length_table(data: xr.Dataset) -> Table:
@@ -291,17 +273,18 @@ def length_table(data: xr.Dataset) -> Table:
     at = "" if data.step == data.steps else f" at step {data.step} of {data.steps}"
     best = "best" if data.heads == 1 else "best head"
     members = [name for member in data.member.values for name in (str(member), f"{best} {member}")]
-    table = _table(f"{data.run}{at}: risk ½E(ŷ−y)² by prompt length", ("L", *members, "Bayes"))
-    for i in range(data.sizes["L"]):
-        row = data.isel(L=i)
-        cells = []
-        for member in data.member.values:
-            one = row.sel(member=member)
-            error = f" ± {float(one.risk_stderr):.0e}" if one.risk_stderr > 0 else ""
-            cells += [f"{float(one.risk):.6f}{error}", f"{float(one.optimum):.6f}"]
-        length = "∞" if math.inf == row.L else f"{int(row.L)}"
-        table.add_row(f"trained at {length}" if row.trained else length, *cells, f"{float(row.Bayes):.6f}")
-    return table
+    rows = (_at_test_length(data.isel(L=i)) for i in range(data.sizes["L"]))
+    return _table(f"{data.run}{at}: risk ½E(ŷ−y)² by prompt length", ("L", *members, "Bayes"), rows)
+
+
+def _at_test_length(row: xr.Dataset) -> list[str]:
+    cells = []
+    for member in row.member.values:
+        one = row.sel(member=member)
+        error = f" ± {float(one.risk_stderr):.0e}" if one.risk_stderr > 0 else ""
+        cells += [f"{float(one.risk):.6f}{error}", f"{float(one.optimum):.6f}"]
+    length = "∞" if math.inf == row.L else f"{int(row.L)}"
+    return [f"trained at {length}" if row.trained else length, *cells, f"{float(row.Bayes):.6f}"]
 
 
 _STYLES: dict[str, str] = dict(zip(VERDICTS, ("green", "cyan", "yellow", "bold red"), strict=True))

@@ -6,68 +6,55 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import DeviceName, Json, Out, app, screen, value
-from ._output import device_for, interruptible, name_files, print_json, ready, remark, show, written
+from ._app import DeviceName, Json, Out, app, screen, value, with_options
+from ._output import device_for, interruptible, print_json, print_result, ready, remark, runs_kept, written
 from ._view import View
 
 if TYPE_CHECKING:
-    from largeprompt.lab import AbstractStore, Forecast, Run
+    from largeprompt.lab import Forecast
 
-Text = str | None
 Folder = Annotated[
     str | None,
     typer.Option("--store", help="Folder or address (s3://…) of results; by default $LARGEPROMPT_STORE, or runs."),
 ]
 _SEEDS = ("seed", "seeds", "weight_seed", "data_seed")
 _COVARIANCES = ("sigma", "omega", "query_sigma")
-
-
-def _option(name: str, help: str) -> Any:
-    """An option whose default, the last words in brackets, the settings know and the command line does not."""
-    text, _, default = help.removesuffix("]").rpartition(" [")
-    return typer.Option(name, help=text or help, show_default=default if text else False)
+_SETTINGS = {
+    "L": "Prompt length: 100, 1e3 or inf; 10,100 or 10:1000:log. [100]",
+    "attention": "pair (softmax and linear on the same tokens), or a kind: softmax, sigmoid, relu ... [pair]",
+    "sigma": "Covariance of covariates: identity, kms:RHO, FILE.npz ... [identity]",
+    "d": "Dimension of the covariates. [5]",
+    "noise": "Variance of the label noise. [0.1]",
+    "omega": "Covariance of the coefficients. [I/d]",
+    "query_sigma": "Covariance of queries. [that of covariates]",
+    "parameters": "KQVO or UV. [KQVO]",
+    "heads": "Number of heads. [1]",
+    "head_dim": "Rows of K, Q and V of a head. [(d+1)/heads, or d+1]",
+    "outputs": "Rows of O: d+1 as in the paper, or 1. [d+1]",
+    "score_scale": "Factor of the scores. [1]",
+    "start": "pytorch, structured:ALPHA (Assumption 5.1), FILE.npz. [pytorch]",
+    "batch": "Prompts per step. [128]",
+    "rate": "Learning rate. [0.001]",
+    "loss_factor": "1: half the squared error; 2: the squared error. [1]",
+    "steps": "Steps. [500000]",
+    "seed": "Seed of weights and of data. [0]",
+    "seeds": "Number of seeds, from 0 on.",
+    "weight_seed": "Seed of the weights alone.",
+    "data_seed": "Seed of the data alone.",
+    "engine": "auto, fused or reference. [auto]",
+    "record": "Beside the risk: norms,distances,parameters,circuits.",
+    "points": "Log-spaced steps to record. [100]",
+    "every": "Record every n-th step as well.",
+    "draws": "Nodes of a risk that is not in closed form. [32768]",
+}
 
 
 @app.command()
+@with_options(_SETTINGS)
 def train(
+    *,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; options override them.")] = None,
-    L: Annotated[Text, _option("--L", "Prompt length: 100, 1e3 or inf; 10,100 or 10:1000:log. [100]")] = None,
-    attention: Annotated[
-        Text,
-        _option(
-            "--attention", "pair (softmax and linear on the same tokens), or a kind: softmax, sigmoid, relu ... [pair]"
-        ),
-    ] = None,
-    sigma: Annotated[
-        Text, _option("--sigma", "Covariance of covariates: identity, kms:RHO, FILE.npz ... [identity]")
-    ] = None,
-    d: Annotated[Text, _option("--d", "Dimension of the covariates. [5]")] = None,
-    noise: Annotated[Text, _option("--noise", "Variance of the label noise. [0.1]")] = None,
-    omega: Annotated[Text, _option("--omega", "Covariance of the coefficients. [I/d]")] = None,
-    query_sigma: Annotated[Text, _option("--query-sigma", "Covariance of queries. [that of covariates]")] = None,
-    parameters: Annotated[Text, _option("--parameters", "KQVO or UV. [KQVO]")] = None,
-    heads: Annotated[Text, _option("--heads", "Number of heads. [1]")] = None,
-    head_dim: Annotated[Text, _option("--head-dim", "Rows of K, Q and V of a head. [(d+1)/heads, or d+1]")] = None,
-    outputs: Annotated[Text, _option("--outputs", "Rows of O: d+1 as in the paper, or 1. [d+1]")] = None,
-    score_scale: Annotated[Text, _option("--score-scale", "Factor of the scores. [1]")] = None,
-    start: Annotated[
-        Text, _option("--start", "pytorch, structured:ALPHA (Assumption 5.1), FILE.npz. [pytorch]")
-    ] = None,
-    batch: Annotated[Text, _option("--batch", "Prompts per step. [128]")] = None,
-    rate: Annotated[Text, _option("--rate", "Learning rate. [0.001]")] = None,
-    loss_factor: Annotated[
-        Text, _option("--loss-factor", "1: half the squared error; 2: the squared error. [1]")
-    ] = None,
-    steps: Annotated[Text, _option("--steps", "Steps. [500000]")] = None,
-    seed: Annotated[Text, _option("--seed", "Seed of weights and of data. [0]")] = None,
-    seeds: Annotated[Text, _option("--seeds", "Number of seeds, from 0 on.")] = None,
-    weight_seed: Annotated[Text, _option("--weight-seed", "Seed of the weights alone.")] = None,
-    data_seed: Annotated[Text, _option("--data-seed", "Seed of the data alone.")] = None,
-    engine: Annotated[Text, _option("--engine", "auto, fused or reference. [auto]")] = None,
-    record: Annotated[Text, _option("--record", "Beside the risk: norms,distances,parameters,circuits.")] = None,
-    points: Annotated[Text, _option("--points", "Log-spaced steps to record. [100]")] = None,
-    every: Annotated[Text, _option("--every", "Record every n-th step as well.")] = None,
-    draws: Annotated[Text, _option("--draws", "Nodes of a risk that is not in closed form. [32768]")] = None,
+    given: dict[str, str],
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     device: DeviceName = "auto",
     store: Folder = None,
@@ -77,7 +64,6 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train attention by SGD on fresh prompts. Most settings take several values, with commas."""
-    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
     from largeprompt import lab
 
     settings = lab.read_toml(config) if config is not None else {}
@@ -112,14 +98,13 @@ def train(
         if as_json:
             print_json([], {"estimate": _plain(expected, len(runs), jobs)})
         return
-    results = _trained(runs, folder, jobs, checkpoint, expected, where)
+    with interruptible(View(), lambda: runs_kept(folder, runs)) as view:
+        options: Any = {"progress": view, "checkpoint_seconds": checkpoint, "seconds": expected.each, "device": where}
+        results = lab.sweep(runs, folder, jobs=jobs, **options)
     _report(results, out, as_json, _plain(expected, len(runs), jobs))
 
 
 _RECORD = ("record", "points", "every", "draws")
-_SETTINGS = set(train.__annotations__) - {
-    "config", "jobs", "device", "store", "checkpoint", "estimate", "out", "as_json", "return"
-}  # fmt: skip
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -131,20 +116,6 @@ def _parsed(name: str, text: str) -> Any:
     return values if len(values) > 1 or name == "record" else values[0]
 
 
-def _trained(
-    runs: "tuple[Run, ...]", store: "AbstractStore", jobs: int, checkpoint: float, expected: "Forecast", device: Any
-) -> list:
-    from largeprompt import lab
-
-    def kept() -> str:
-        done = len(store.finished_of([run.key for run in runs]))
-        return f"{done} of {len(runs)} runs are finished, the others kept in {store.location}"
-
-    with interruptible(View(), kept) as view:
-        options: Any = {"progress": view, "checkpoint_seconds": checkpoint, "seconds": expected.each, "device": device}
-        return lab.sweep(runs, store, jobs=jobs, **options)
-
-
 def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -> None:
     from largeprompt import lab
     from largeprompt.paper.drawing import draw
@@ -154,15 +125,11 @@ def _report(results: list, out: Path, as_json: bool, estimate: dict[str, Any]) -
 
     rows = lab.summary(results)
     files = written(out, "training", draw(training_chart(results)), rows_as_dataset(rows))
-    if as_json:
-        runs = [
-            {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
-            for data in results
-        ]
-        print_json(files, {"estimate": estimate, "rows": rows, "runs": runs})
-    else:
-        show(training_tables(rows), width=120)
-        name_files(files)
+    runs = [
+        {"hash": data.attrs["hash"], **{str(m): str(data.verdict.sel(member=m).values) for m in data.member.values}}
+        for data in results
+    ]
+    print_result(as_json, {"estimate": estimate, "rows": rows, "runs": runs}, training_tables(rows), files, width=120)
 
 
 def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:

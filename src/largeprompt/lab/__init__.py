@@ -28,8 +28,11 @@ from ._lengths import lengths_from as lengths_from
 from ._lengths import listed_lengths as listed_lengths
 from ._remote_store import RemoteStore as RemoteStore
 from ._remote_store import store_at as store_at
+from ._result import digest as digest
 from ._result import layer_at as layer_at
 from ._result import run_of as run_of
+from ._result import setting as setting
+from ._result import summary as summary
 from ._run import Record as Record
 from ._run import Run as Run
 from ._run import as_toml as as_toml
@@ -42,11 +45,8 @@ from ._status import statuses as statuses
 from ._store import AbstractStore as AbstractStore
 from ._store import Status as Status
 from ._store import Store as Store
-from ._store import digest as digest
 from ._study import Study as Study
 from ._study import study_from as study_from
-from ._summary import setting as setting
-from ._summary import summary as summary
 from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS

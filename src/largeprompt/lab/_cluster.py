@@ -72,11 +72,12 @@ def sweep_on(
     waiting = [run for run in runs if run.key not in there]
     begun = store.begun_of([run.key for run in waiting])
     waiting.sort(key=lambda run: run.key not in begun)
-    failed: list[Failed] = []
+    sweep, failed = secrets.token_hex(8), []
     if waiting:
+        order = Order(store.address, sweep, f".sweep-{sweep}", checkpoint_seconds)
         with (
             _client(scheduler, workers) as client,
-            _order(store, checkpoint_seconds) as order,
+            store.marked(order.mark),
             progress.task(SWEEP, sum(map(_work, waiting))),
         ):
             failed = _Driver(client, order, store, progress, stop or threading.Event(), len(there)).run(waiting)
@@ -98,19 +99,11 @@ def _place(store: AbstractStore) -> str:
 
 
 @contextlib.contextmanager
-def _order(store: AbstractStore, checkpoint_seconds: float) -> Iterator[Order]:
-    sweep = secrets.token_hex(8)
-    mark = f".sweep-{sweep}"
-    store.mark(mark)
-    try:
-        yield Order(store.address, sweep, mark, checkpoint_seconds)
-    finally:
-        store.unmark(mark)
-
-
-@contextlib.contextmanager
 def _client(scheduler: Any, workers: int | None) -> Iterator[Any]:
-    distributed = _distributed()
+    try:
+        import distributed
+    except ImportError:
+        raise ValueError("a sweep on a cluster needs Dask: pip install 'largeprompt[cluster]'") from None
     if isinstance(scheduler, distributed.Client):
         yield scheduler
     elif scheduler is not None:
@@ -141,14 +134,6 @@ def _local(distributed: Any, workers: int) -> Any:
         )
     except RuntimeError as error:
         raise OSError(f"the local cluster does not start: {error.__cause__ or error}") from error
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise ValueError("a sweep on a cluster needs Dask: pip install 'largeprompt[cluster]'") from None
-    return distributed
 
 
 def _connected(distributed: Any, address: str) -> Any:
@@ -269,7 +254,7 @@ class _Driver:
         error = future.exception()
         if not isinstance(error, KilledWorker):
             raise OSError(f"a worker cannot begin a run: {type(error).__name__}: {error}")
-        step = self._step(run)
+        step = self._store.kept_step(run.key)
         if step > self._reached.get(run.key, 0):  # its workers died of something else: it gets on
             self._reached[run.key] = step
             return False
@@ -297,13 +282,6 @@ class _Driver:
         self._failed.append(Failed(run, message))
         self._progress.start(run.name, run.steps)
         self._progress.close(run.name, f"failed: {message}")
-
-    def _step(self, run: Run) -> int:
-        try:
-            checkpoint = self._store.load_checkpoint(run.key)
-        except (OSError, ValueError):
-            return 0
-        return 0 if checkpoint is None else int(checkpoint.header["step"])
 
     def _halt(self) -> None:
         """Make every worker save checkpoints and end, and wait until they have."""

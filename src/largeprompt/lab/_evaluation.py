@@ -4,10 +4,10 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import xarray as xr
 
+from largeprompt._precision import is_float64
 from largeprompt._progress import Progress
 from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, risk
 
@@ -66,7 +66,7 @@ def risks_by_length(
     the queries, makes another task of the test. Of several heads the risk is an average over prompts, drawn until the
     standard error is `rtol` of it or 2²⁸ tokens are drawn, and `optimum` is that of one head.
     """
-    if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+    if not is_float64():
         raise ValueError("runs are evaluated in float64; call largeprompt.use_float64() first")
     run, lengths = of.run, sorted({*listed_lengths(L), of.run.L})
     given: dict[str, Any] = {name: getattr(run, name) for name in ("sigma", "d", "omega", "noise", "query_sigma")}

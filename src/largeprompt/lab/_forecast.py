@@ -60,7 +60,7 @@ def forecast(
         kind = _kind(named[run])
         if (kind, run.steps, run.record) not in size_of:
             size_of[kind, run.steps, run.record] = recorded_bytes(run)
-        done = _done(named[run], store) if begun and named[run].key in begun else 0
+        done = store.kept_step(named[run].key) if begun and named[run].key in begun else 0
         each[run] = (run.steps - done) / speeds[kind]
         sizes.append(size_of[kind, run.steps, run.record])
     # rows as they come, once more as one array, once more as the file's bytes
@@ -144,14 +144,6 @@ def _speed(run: Run) -> float:
             break
         steps *= 2
     return speed / factor
-
-
-def _done(run: Run, store: AbstractStore) -> int:
-    try:
-        checkpoint = store.load_checkpoint(run.key)
-    except ValueError:  # damaged: named once the run begins
-        checkpoint = None
-    return 0 if checkpoint is None else int(checkpoint.header["step"])
 
 
 def _makespan(seconds: list[float], jobs: int) -> float:

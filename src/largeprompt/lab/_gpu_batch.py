@@ -102,7 +102,9 @@ class _Work:
                     raise Interrupted
                 # all, or those at their end, once risks are functions; or because nothing else is left to do
                 whole = collected - recorded >= RECORDED_EVERY
-                chosen = [i for i in self._ahead if whole or self._is_at_its_end(i)]
+                chosen = [
+                    i for i, (state, _) in self._ahead.items() if whole or state.step == self._sessions[i].run.steps
+                ]
                 if segments and not self._prepared.is_set():
                     chosen = []
                 values = self._risks(chosen)
@@ -115,8 +117,9 @@ class _Work:
                 for i, step in reached.items():
                     session = self._sessions[i]
                     self._progress.step(session.run.name, step, note(speeds.get(i, 0.0), session.history.risk))
-                for i in [i for i in list(self._sessions) if self._is_to_be_written(i)]:
-                    ending.append(writers.submit(self._finish, i, self._sessions.pop(i)))
+                for i, session in list(self._sessions.items()):
+                    if session.history.due is None and i not in self._failed:
+                        ending.append(writers.submit(self._finish, i, self._sessions.pop(i)))
                 for end in [end for end in ending if end.done()]:
                     end.result()  # or what went wrong
                 if time.monotonic() - saved >= self._every:
@@ -134,12 +137,6 @@ class _Work:
                 chosen = [i for i in self._ahead if self._sessions[i].history.setting == setting]
                 with contextlib.suppress(Exception):  # one that cannot be evaluated costs no other
                     self._record(chosen, self._risks(chosen))
-
-    def _is_to_be_written(self, i: int) -> bool:
-        return self._sessions[i].history.due is None and i not in self._failed
-
-    def _is_at_its_end(self, i: int) -> bool:
-        return self._ahead[i][0].step == self._sessions[i].run.steps
 
     def _move(self, i: int, segment: Segment) -> int:
         """Keep the states of a run after a launch; returned is the number of its steps."""

@@ -20,14 +20,10 @@ def store_at(where: Path | str | None = None) -> AbstractStore:
     if not sign:
         return Store(given)
     if protocol in _FOLDERS:  # a folder can do more: claims, and writes that reach the disk
-        return Store(_absolute(str(given), rest))
+        if not rest.startswith("/"):
+            raise ValueError(f"the store is {str(given)!r}; a folder as an address is file:///absolute/path")
+        return Store(rest)
     return RemoteStore(str(given))
-
-
-def _absolute(address: str, path: str) -> str:
-    if not path.startswith("/"):
-        raise ValueError(f"the store is {address!r}; a folder as an address is file:///absolute/path")
-    return path
 
 
 class RemoteStore(AbstractStore):
@@ -54,9 +50,6 @@ class RemoteStore(AbstractStore):
         except ImportError as error:
             raise ValueError(f"the store is {self.location!r}: {error}") from None
         self._whole = address.partition("://")[0] in _WHOLE
-
-    def __reduce__(self):
-        return RemoteStore, (self.address,)
 
     @contextlib.contextmanager
     def claim(self, key: str) -> Iterator[bool]:

@@ -153,7 +153,7 @@ def claimed_unless_found(
             if found is None:
                 yield None, alone
                 return
-    if store.has_checkpoint(run.key):  # killed after the result was written and before this
+    if store.begun_of([run.key]):  # killed after the result was written and before this
         with store.claim(run.key) as alone:
             if alone:
                 store.drop_checkpoint(run.key)

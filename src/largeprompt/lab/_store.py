@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import xarray as xr
 
 from ._checkpoint import Checkpoint, Damaged, checkpoint_bytes, checkpoint_from
 from ._files import about, claimed, is_claimed, leftovers, reason, replacing
-from ._result import judged, run_from_text
+from ._result import digest, judged, run_from_text
 from ._run import Run
 
 _KEY = 64  # letters
@@ -71,6 +70,9 @@ class AbstractStore(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location!r})"
+
+    def __reduce__(self):
+        return type(self), (self.address,)  # whatever folder the other process is in
 
     @abc.abstractmethod
     def _read(self, name: str) -> bytes | None:
@@ -181,9 +183,12 @@ class AbstractStore(abc.ABC):
         content = self._read(name)
         return None if content is None else checkpoint_from(content, self._place(name), key)
 
-    def has_checkpoint(self, key: str) -> bool:
-        """Whether a run has a checkpoint, good or not."""
-        return self._exists(f"{key}.checkpoint")
+    def kept_step(self, key: str) -> int:
+        """The last step of an unfinished run that is kept; 0 if it has no checkpoint that can be used."""
+        with contextlib.suppress(OSError, ValueError):
+            checkpoint = self.load_checkpoint(key)
+            return 0 if checkpoint is None else int(checkpoint.header["step"])
+        return 0
 
     def save_checkpoint(self, key: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of a run."""
@@ -214,17 +219,18 @@ class AbstractStore(abc.ABC):
         self._rename(name, kept)
         return kept
 
-    def mark(self, name: str) -> None:
-        """Leave a file that another process can look for, to see that it has the same store."""
+    @contextlib.contextmanager
+    def marked(self, name: str) -> Iterator[None]:
+        """A file of this name, until the block ends: another process sees by it that it has the same store."""
         self._write(name, b"")
+        try:
+            yield
+        finally:
+            self._delete(name)
 
     def has_mark(self, name: str) -> bool:
         """Whether that file is here."""
         return self._exists(name)
-
-    def unmark(self, name: str) -> None:
-        """Delete that file."""
-        self._delete(name)
 
     def run_keys(self) -> list[str]:
         """The keys of all runs, finished or not."""
@@ -317,9 +323,6 @@ class Store(AbstractStore):
         held = f"{finished} finished, {begun} with a checkpoint" if self.folder.is_dir() else "no such folder yet"
         return f"Store({self.location!r}: {held})"
 
-    def __reduce__(self):
-        return Store, (self.address,)  # whatever folder the other process is in
-
     def path(self, key: str, kind: str = "nc") -> Path:
         """The file of a run."""
         return self.folder / f"{key}.{kind}"
@@ -375,20 +378,6 @@ def _read_back(content: bytes | memoryview) -> xr.Dataset:
 def _sort(data: xr.Dataset) -> str | None:
     """Whether a dataset is the result of a run or of another experiment: the attribute that holds its settings."""
     return next((sort for sort in _LOGS if isinstance(data.attrs.get(sort), str)), None)
-
-
-def digest(data: xr.Dataset) -> str:
-    """A hash of every value and attribute, whatever types a file format turns them into."""
-    total = hashlib.sha256()
-    for name in sorted(str(name) for name in data.variables):
-        values = np.asarray(data[name].values)
-        total.update(f"{name} {data[name].dims} {values.shape}".encode())
-        if values.dtype.kind in "fiub":
-            total.update(np.ascontiguousarray(values, np.float64).tobytes())
-        else:
-            total.update(json.dumps([str(value) for value in values.ravel()]).encode())
-    total.update(json.dumps({k: str(v) for k, v in data.attrs.items() if k != "digest"}, sort_keys=True).encode())
-    return total.hexdigest()
 
 
 def _as_json(values: dict[str, Any]) -> bytes:

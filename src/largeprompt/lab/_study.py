@@ -14,6 +14,7 @@ import xarray as xr
 
 from largeprompt import __version__, concentration
 from largeprompt._device import Device
+from largeprompt._precision import is_float64
 from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
@@ -94,7 +95,7 @@ class Study:
 
         `device` is where the measuring is done, and no part of the study: the numbers are the same to rounding.
         """
-        if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_float64():
             raise ValueError("studies run in float64; call largeprompt.use_float64() first")
         began, progress = time.perf_counter(), progress or Progress()
         of_prompts, of_prediction = jax.random.split(jax.random.key(self.seed))

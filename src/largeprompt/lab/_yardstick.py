@@ -77,12 +77,12 @@ class Yardstick(NamedTuple):
         return self.spurious / 2 > LITTLE * self.zero
 
 
-def yardstick(run: Run, member: str, one_head: float | None = None) -> Yardstick:
-    """What is known of the least risk of layers of the run's shape; `one_head` is that of one wide head, if at hand."""
+def yardstick(run: Run, member: str) -> Yardstick:
+    """What is known of the least risk of layers of the run's shape."""
     what = {name: getattr(run, name) for name in ("L", "d", "sigma", "noise", "omega", "query_sigma")}
     width = run.dim if run.parameters == "UV" or run.head_dim is None else run.head_dim
     with _searching:
-        return _yardstick(Run(**what), member, run.heads, width, one_head)
+        return _yardstick(Run(**what), member, run.heads, width)
 
 
 def bayes(run: Run) -> float:
@@ -115,7 +115,7 @@ def _root(cov: np.ndarray) -> np.ndarray:
 
 
 @cached(maxsize=1024)
-def _yardstick(run: Run, member: str, heads: int, width: int, one_head: float | None) -> Yardstick:
+def _yardstick(run: Run, member: str, heads: int, width: int) -> Yardstick:
     task, L, d = run.task(), run.L, run.task().d
     zero, squares = _gains(task, L)
     needed = int(np.sum(squares > _ROUNDING * squares.max(initial=0.0)))  # directions that help
@@ -127,24 +127,21 @@ def _yardstick(run: Run, member: str, heads: int, width: int, one_head: float | 
     if member not in PAIR:  # nothing is known of other kinds, but that they can predict 0
         return Yardstick(math.nan, zero, 0.0, _long_enough(task), floor=bayes(run), attainable=zero)
     if member == "linear" or math.inf == L:
-        known = one_head if one_head is not None and width >= needed else None
-        return Yardstick(least_linear_risk(task, L, min(d, heads * width)) if known is None else known, *given)
+        return Yardstick(least_linear_risk(task, L, min(d, heads * width)), *given)
     if L == 1:
         return Yardstick(zero, *given)
     if heads > 1:
         attainable = least_linear_risk(task, L - 1, min(d, heads * width))
         if width >= needed:
-            attainable = min(attainable, _one_head(task, L, one_head))
+            attainable = min(attainable, _one_head(task, L))
         return Yardstick(math.nan, *given, floor=bayes(run), attainable=attainable)
     if width >= needed:
-        return Yardstick(_one_head(task, L, one_head), *given)
-    return Yardstick(
-        math.nan, *given, floor=_one_head(task, L, one_head), attainable=_narrow_softmax_risk(task, L, width)
-    )
+        return Yardstick(_one_head(task, L), *given)
+    return Yardstick(math.nan, *given, floor=_one_head(task, L), attainable=_narrow_softmax_risk(task, L, width))
 
 
-def _one_head(task: LinearRegression, L: int | float, found: float | None) -> float:
-    return float(optimal_softmax(task, L).risk.value) if found is None else found
+def _one_head(task: LinearRegression, L: int | float) -> float:
+    return float(optimal_softmax(task, L).risk.value)
 
 
 def _narrow_softmax_risk(task: LinearRegression, L: int | float, width: int) -> float:
