@@ -267,46 +267,37 @@ _ERROR = (
 )
 
 
-@claim(
-    "C3",
-    "Section 6, Figure 2",
-    "At convergence linear attention beats softmax at every prompt length, neither beats ridge regression, and the "
-    "gap between the two narrows as prompts grow.",
-    "The mean final risk of the runs that converged at each length; the worst margin over lengths, in errors. "
-    f"{_ERROR} Linear attention above Bayes is a theorem, and checks the runs.",
-    FIGURE_2,
-    seeds=2,
-)
+@claim("C3", "Section 6, Figure 2", FIGURE_2, seeds=2, error=_ERROR)
 def _order_of_risks(data: xr.Dataset) -> Finding:
+    """At convergence linear attention beats softmax at every prompt length, neither beats ridge regression, and the gap
+    between the two narrows as prompts grow.
+
+    The mean final risk of the runs that converged at each length; the worst margin over lengths, in errors. {error}
+    Linear attention above Bayes is a theorem, and checks the runs.
+    """
     pairs = (data.risk.sel(member="softmax") - data.risk.sel(member="linear")).values
     against, n = int((pairs < 0).sum()), int(np.isfinite(pairs).sum())
     remark = f"{_about(data)} Seed by seed softmax ends below linear in {against} of {n} pairs, linear being trapped."
     return Finding(_order(data), remark)
 
 
-@claim(
-    "C4",
-    "Section 6, Figure 2",
-    "As prompts grow both attentions reach the level of the label noise, s²/2.",
-    "The intercept a of a + b/L through the mean risks of converged runs at the two longest lengths, within 0.002 "
-    f"of s²/2. {_ERROR}",
-    FIGURE_2,
-    seeds=2,
-)
+@claim("C4", "Section 6, Figure 2", FIGURE_2, seeds=2, error=_ERROR)
 def _level_of_the_noise(data: xr.Dataset) -> Finding:
+    """As prompts grow both attentions reach the level of the label noise, s²/2.
+
+    The intercept a of a + b/L through the mean risks of converged runs at the two longest lengths, within 0.002 of
+    s²/2. {error}
+    """
     return Finding(_to_the_floor(data), _about(data))
 
 
-@claim(
-    "C7",
-    "Appendix A.2.2, Figure 6",
-    "Anisotropic covariates behave alike: both attentions approach the Bayes optimum as prompts grow, with the gap "
-    "and the order of the isotropic case.",
-    "As for C3 and C4, with the Kac-Murdock-Szegö covariance.",
-    FIGURE_6,
-    seeds=2,
-)
+@claim("C7", "Appendix A.2.2, Figure 6", FIGURE_6, seeds=2)
 def _anisotropic_alike(data: xr.Dataset) -> Finding:
+    """Anisotropic covariates behave alike: both attentions approach the Bayes optimum as prompts grow, with the gap and
+    the order of the isotropic case.
+
+    As for C3 and C4, with the Kac-Murdock-Szegö covariance.
+    """
     return Finding((*_to_the_floor(data), *_order(data)), _about(data))
 
 
@@ -320,16 +311,13 @@ def _excess(both: tuple[xr.Dataset, ...], member: str, above: str) -> tuple[np.n
     return tuple(found)
 
 
-@claim(
-    "C8",
-    "Appendix A.2.2, Figure 6",
-    "With anisotropic covariates the risk converges more slowly to the Bayes optimum as prompts grow.",
-    "By what factor the mean risk of converged runs, above the noise and above the Bayes risk of the same length, "
-    f"falls from the shortest prompts to the longest: isotropic over anisotropic, above 1. {_ERROR}",
-    *BOTH,
-    seeds=2,
-)
+@claim("C8", "Appendix A.2.2, Figure 6", *BOTH, seeds=2, error=_ERROR)
 def _slower_in_length(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the risk converges more slowly to the Bayes optimum as prompts grow.
+
+    By what factor the mean risk of converged runs, above the noise and above the Bayes risk of the same length, falls
+    from the shortest prompts to the longest: isotropic over anisotropic, above 1. {error}
+    """
     checks, falls_of = [], []
     short, long = both[0].L.values[[0, -1]]
     for above, name in _ABOVE.items():
@@ -348,16 +336,13 @@ def _slower_in_length(*both: xr.Dataset) -> Finding:
     )
 
 
-@claim(
-    "C12",
-    "Appendix A.2.2, last paragraph",
-    "With anisotropic covariates longer prompts may be required for a performance comparable to the isotropic one.",
-    "Mean risk of converged runs above the Bayes risk of the same length, anisotropic over isotropic, geometric "
-    f"mean over lengths: above 1. {_ERROR}",
-    *BOTH,
-    seeds=2,
-)
+@claim("C12", "Appendix A.2.2, last paragraph", *BOTH, seeds=2, error=_ERROR)
 def _longer_prompts_needed(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates longer prompts may be required for a performance comparable to the isotropic one.
+
+    Mean risk of converged runs above the Bayes risk of the same length, anisotropic over isotropic, geometric mean over
+    lengths: above 1. {error}
+    """
     checks, ends_of = [], []
     for member in MEMBERS:
         base, base_error, other, error = _excess(both, member, "Bayes")

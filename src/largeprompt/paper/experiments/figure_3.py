@@ -164,18 +164,14 @@ def _closer(data: xr.Dataset, when: tuple[str, ...]) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-@claim(
-    "C5",
-    "Section 6, Figure 3",
-    "Trained from the same weights on the same tokens, the parameters of softmax and linear attention lie closer "
-    "the longer the prompts.",
-    "Ratio of ‖θ_soft − θ_lin‖² between lengths, mean of its logarithm over seeds: below 1 from the shortest "
-    "prompts to the middle ones and on to the longest, at the end of training and early in it.",
-    ISOTROPIC_PATHS,
-    figures=("3",),
-    seeds=3,
-)
+@claim("C5", "Section 6, Figure 3", ISOTROPIC_PATHS, figures=("3",), seeds=3)
 def _parameters_come_closer(data: xr.Dataset) -> Finding:
+    """Trained from the same weights on the same tokens, the parameters of softmax and linear attention lie closer the
+    longer the prompts.
+
+    Ratio of ‖θ_soft − θ_lin‖² between lengths, mean of its logarithm over seeds: below 1 from the shortest prompts to
+    the middle ones and on to the longest, at the end of training and early in it.
+    """
     if short := too_short(data):
         return short
     checks = _closer(data, ("last", "early"))
@@ -192,19 +188,14 @@ def _retreat(curves: np.ndarray) -> np.ndarray:
     return -np.minimum(np.diff(curves, axis=-1), 0).sum(axis=-1)
 
 
-@claim(
-    "C9",
-    "Appendix A.2.2, Figure 7",
-    "With anisotropic covariates the distance of the two attentions evolves more erratically, above all for short "
-    "prompts, and more regularly for long ones; still they lie closer the longer the prompts.",
-    "Sum of all falls of log₁₀ ‖θ_soft − θ_lin‖² along training, compared at the shortest length between "
-    "covariances, and between the shortest and the longest; the ratios of C5, early in training.",
-    ISOTROPIC_PATHS,
-    ANISOTROPIC_PATHS,
-    figures=("3", "7"),
-    seeds=3,
-)
+@claim("C9", "Appendix A.2.2, Figure 7", ISOTROPIC_PATHS, ANISOTROPIC_PATHS, figures=("3", "7"), seeds=3)
 def _erratic_when_anisotropic(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the distance of the two attentions evolves more erratically, above all for short
+    prompts, and more regularly for long ones; still they lie closer the longer the prompts.
+
+    Sum of all falls of log₁₀ ‖θ_soft − θ_lin‖² along training, compared at the shortest length between covariances, and
+    between the shortest and the longest; the ratios of C5, early in training.
+    """
     if few := too_short(both[0]):
         return few
     late = both[0].step.values >= _LATE

@@ -193,17 +193,13 @@ def _falls(risk: np.ndarray, steps: np.ndarray) -> float:
     return float(len(peaks))
 
 
-@claim(
-    "C6",
-    "Appendix A.2.1, Figure 4",
-    "With isotropic covariates training converges before 50 000 steps.",
-    "Step by which 99 % of the fall of the risk is done, mean over all seeds, for each attention and length. The "
-    "error is over seeds, and has the distance of recorded steps.",
-    ISOTROPIC_COURSES,
-    figures=("4",),
-    seeds=3,
-)
+@claim("C6", "Appendix A.2.1, Figure 4", ISOTROPIC_COURSES, figures=("4",), seeds=3)
 def _converges_early(data: xr.Dataset) -> Finding:
+    """With isotropic covariates training converges before 50 000 steps.
+
+    Step by which 99 % of the fall of the risk is done, mean over all seeds, for each attention and length. The error is
+    over seeds, and has the distance of recorded steps.
+    """
     if short := too_short(data):
         return short
     checks, ends = [], []
@@ -220,19 +216,14 @@ def _converges_early(data: xr.Dataset) -> Finding:
     return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(counts)}.")
 
 
-@claim(
-    "C10",
-    "Appendix A.2.2, Figure 8",
-    "With anisotropic covariates the risk falls more irregularly along training.",
-    "Separate falls of the risk over the logarithm of steps (peaks of its speed, a tenth of the highest or more), "
-    "anisotropic less isotropic from the same seeds, mean over attentions, lengths and seeds. Its error is over "
-    "seeds, and that which it would have if both were alike: fewer than ten seeds cannot settle it.",
-    ISOTROPIC_COURSES,
-    ANISOTROPIC_COURSES,
-    figures=("4", "8"),
-    seeds=10,
-)
+@claim("C10", "Appendix A.2.2, Figure 8", ISOTROPIC_COURSES, ANISOTROPIC_COURSES, figures=("4", "8"), seeds=10)
 def _irregular_when_anisotropic(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the risk falls more irregularly along training.
+
+    Separate falls of the risk over the logarithm of steps (peaks of its speed, a tenth of the highest or more),
+    anisotropic less isotropic from the same seeds, mean over attentions, lengths and seeds. Its error is over seeds,
+    and that which it would have if both were alike: fewer than ten seeds cannot settle it.
+    """
     if short := too_short(both[0]):
         return short
     lengths = both[0].L.values

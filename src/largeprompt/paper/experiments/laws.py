@@ -312,32 +312,25 @@ _DECIDES = (
 )
 
 
-@claim(
-    "T3",
-    "Proposition 3.1",
-    "On sub-Gaussian tokens and queries the output of softmax attention on L tokens tends to that on their law: "
-    "E‖T[μ̂_L] − T[μ]‖² ≤ c₁σ⁶ ln L / L^{c₂/σ²}.",
-    _DECIDES,
-    LAWS_FIGURE,
-    role="bound",
-)
+@claim("T3", "Proposition 3.1", LAWS_FIGURE, role="bound", rule=_DECIDES)
 def _output(laws: xr.Dataset) -> Finding:
+    """On sub-Gaussian tokens and queries the output of softmax attention on L tokens tends to that on their law:
+    E‖T[μ̂_L] − T[μ]‖² ≤ c₁σ⁶ ln L / L^{c₂/σ²}.
+
+    {rule}
+    """
     data = laws.sel(quantity=["output"])
     remark = "Eq. (1) holds a factor ln L and so needs L ≥ 2 (errata E6); its constants depend on μ (G9)."
     return Finding(_checks(data, "output"), f"{_remark(data)} {remark}", _room(data))
 
 
-@claim(
-    "T4",
-    "Proposition 3.4",
-    "So do its derivatives in V and U, with bounds c₁σ⁶ ln L / L^{c₂/σ²} and c₁σ¹² ln² L / L^{c₂/σ²}, and through "
-    "the chain rule those in K and Q.",
-    _DECIDES + " ∇_K and ∇_Q on standard Gaussian tokens.",
-    LAWS_FIGURE,
-    WEIGHTS,
-    role="bound",
-)
+@claim("T4", "Proposition 3.4", LAWS_FIGURE, WEIGHTS, role="bound", rule=_DECIDES)
 def _gradients(laws: xr.Dataset, weights: xr.Dataset) -> Finding:
+    """So do its derivatives in V and U, with bounds c₁σ⁶ ln L / L^{c₂/σ²} and c₁σ¹² ln² L / L^{c₂/σ²}, and through the
+    chain rule those in K and Q.
+
+    {rule} ∇_K and ∇_Q on standard Gaussian tokens.
+    """
     groups = [laws.sel(quantity=["V"]), laws.sel(quantity=["U"]), weights.sel(quantity=["K", "Q"])]
     checks = [_checks(data, _SHORT[str(data.quantity.values[0])]) for data in groups]
     flat = [check for group in zip(*checks, strict=True) for check in group]

@@ -232,17 +232,14 @@ def _worst(values: xr.DataArray, errors: xr.DataArray) -> tuple[float, float]:
     return float(values.values.flat[worst]), float(errors.values.flat[worst])
 
 
-@claim(
-    "T1",
-    "Lemma 2.1",
-    "On a Gaussian measure, singular or not, softmax attention is affine in the query, T[μ](z) = Vm + "
-    "VΓUz, and sends the measure to a Gaussian one, whose mean and covariance follow.",
-    "Outputs on a quadrature of the measure, at queries drawn from it, against the affine map; their "
-    "mean, covariance and marginals against the lemma's law.",
-    AFFINE,
-    role="identity",
-)
+@claim("T1", "Lemma 2.1", AFFINE, role="identity")
 def _affine_and_gaussian(data: xr.Dataset) -> Finding:
+    """On a Gaussian measure, singular or not, softmax attention is affine in the query, T[μ](z) = Vm + VΓUz, and sends
+    the measure to a Gaussian one, whose mean and covariance follow.
+
+    Outputs on a quadrature of the measure, at queries drawn from it, against the affine map; their mean, covariance and
+    marginals against the lemma's law.
+    """
     checks = []
     for rank, part in ((int(rank), data.sel(rank=rank)) for rank in data["rank"]):
         of = f"rank {rank} of {data.sizes['output']}"
@@ -256,17 +253,14 @@ def _affine_and_gaussian(data: xr.Dataset) -> Finding:
     return Finding(tuple(checks))
 
 
-@claim(
-    "T2",
-    "Appendix B.2",
-    "Normalised linear attention on L tokens tends to V E[zzᵀ]Uz, which is what softmax attention gives "
-    "on the measure itself if that is a centred Gaussian; for other laws the two differ.",
-    "Mean squared distance of linear attention on sampled prompts from its limit, by length; root mean "
-    "square over queries of the difference between the two limits, relative to the linear one.",
-    LINEAR,
-    role="identity",
-)
+@claim("T2", "Appendix B.2", LINEAR, role="identity")
 def _linear_in_the_limit(data: xr.Dataset) -> Finding:
+    """Normalised linear attention on L tokens tends to V E[zzᵀ]Uz, which is what softmax attention gives on the measure
+    itself if that is a centred Gaussian; for other laws the two differ.
+
+    Mean squared distance of linear attention on sampled prompts from its limit, by length; root mean square over
+    queries of the difference between the two limits, relative to the linear one.
+    """
     fit = rate(data)
     checks = [
         equal("slope of log E‖T_lin[μ̂_L] − V E[zzᵀ]Uz‖² in log L", fit.slope, -1.0, 0.1, fit.stderr),
@@ -285,16 +279,13 @@ def rate(data: xr.Dataset) -> RateFit:
     return fit_power_law(data["L"].values, data["mean_square"].values, data["mean_square_stderr"].values)
 
 
-@claim(
-    "T6",
-    "Assumption 3.3",
-    "The moments of tilted tokens that Assumption 3.3 asks for are finite for Gaussian and for bounded laws.",
-    "E‖Z₁‖^p‖Z‖^p' for p, p' in {0, 4, 8}, by quadrature over Gaussian queries and tilted tokens, against "
-    "the closed form for Gaussians and the bound for laws of bounded support.",
-    MOMENTS,
-    role="identity",
-)
+@claim("T6", "Assumption 3.3", MOMENTS, role="identity")
 def _moments_are_finite(data: xr.Dataset) -> Finding:
+    """The moments of tilted tokens that Assumption 3.3 asks for are finite for Gaussian and for bounded laws.
+
+    E‖Z₁‖^p‖Z‖^p' for p, p' in {0, 4, 8}, by quadrature over Gaussian queries and tilted tokens, against the closed form
+    for Gaussians and the bound for laws of bounded support.
+    """
     ratio = data["moment"] / data["constant"]
     checks = []
     for law in data["law"].values:

@@ -63,16 +63,13 @@ ALIKE, WIDER = (
 )
 
 
-@claim(
-    "T5",
-    "Remark 3.2",
-    "Putting the query into the prompt changes nothing: both conventions converge at the same rate.",
-    "Exponents of the mean squared output deviation in the prompt length, with the query in the prompt "
-    "and without it, on the line, queries N(0, 1): tokens N(0, 1) with U = 0.3, N(0, 0.01) with U = √10.",
-    WIDER,
-    ALIKE,
-)
+@claim("T5", "Remark 3.2", WIDER, ALIKE)
 def _query_in_the_prompt(wider: xr.Dataset, alike: xr.Dataset) -> Finding:
+    """Putting the query into the prompt changes nothing: both conventions converge at the same rate.
+
+    Exponents of the mean squared output deviation in the prompt length, with the query in the prompt and without it, on
+    the line, queries N(0, 1): tokens N(0, 1) with U = 0.3, N(0, 0.01) with U = √10.
+    """
     checks = []
     for data, queries in ((wider, "wider than tokens"), (alike, "distributed like tokens")):
         without, within = (rate(data.isel(prompt=i)) for i in (0, 1))
