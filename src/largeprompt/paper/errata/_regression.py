@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from largeprompt.icl import LinearRegression, blocks, identity, kms, risk_gradient
-from largeprompt.paper.errata._evidence import Evidence
+from largeprompt.paper.errata._evidence import Numbers
 from largeprompt.paper.errata._flow_limits import aligned
 from largeprompt.paper.errata._queries import TOKENS, outer_product_gradient, softmax_output
 
@@ -22,25 +22,18 @@ def token_scale(w: Float[np.ndarray, " d"], task: LinearRegression) -> float:
     return max(1.0, float(np.linalg.norm(task.Sigma, 2)) * (1 + float(w @ w)) + float(task.noise))
 
 
-def E1() -> Evidence:
+def E1() -> Numbers:
     isotropic, w = LinearRegression(identity(2)), np.array([1.0, 0.0])
     anisotropic, halves = LinearRegression(kms(5) / np.linalg.norm(kms(5), 2)), np.full(5, 0.5)
     norm, other_norm = token_norm(w, isotropic), token_norm(halves, anisotropic)
     label = float(halves @ anisotropic.Sigma @ halves)
-    return Evidence.of(
-        (
-            ("λ_max(Γ_w), Σ = I", norm, ">", 1.0, "max(‖Σ‖, ‖w‖²)"),
-            ("λ_max(Γ_w), scaled KMS", other_norm, ">", max(1.0, float(halves @ halves)), "max(‖Σ‖, ‖w‖²)"),
-            ("printed corner ‖w‖²", float(halves @ halves), ">", label, "E y² = ‖w‖²_Σ"),
-        ),
-        (
-            ("λ_max(Γ_w), Σ = I", norm, "=", token_scale(w, isotropic), "‖Σ‖(1 + ‖w‖²)"),
-            ("λ_max(Γ_w), scaled KMS", other_norm, "<", token_scale(halves, anisotropic), "‖Σ‖(1 + ‖w‖²)"),
-        ),
-    )
+    return [(norm, 1.0), (other_norm, max(1.0, float(halves @ halves))), (float(halves @ halves), label)], [
+        (norm, token_scale(w, isotropic)),
+        (other_norm, token_scale(halves, anisotropic)),
+    ]
 
 
-def E10() -> Evidence:
+def E10() -> Numbers:
     d, copies = 2, 500
     x = math.sqrt(d) * np.tile(np.vstack([np.eye(d), -np.eye(d)]), (copies, 1))
     L, w, query = float(len(x)), np.array([1.0, -2.0]), np.array([0.5, 1.5])
@@ -52,30 +45,13 @@ def E10() -> Evidence:
     unscaled = printed * L
     corrected = np.vstack([top, np.concatenate([w @ second, corner])])
     limit = LinearRegression(identity(d)).token_covariance(jnp.asarray(w)[None])
-    return Evidence.of(
-        (
-            (
-                "‖printed matrix‖_F",
-                float(np.linalg.norm(printed)),
-                "<",
-                0.01 * float(np.linalg.norm(limit)),
-                "‖Γ_w‖_F/100",
-            ),
-            ("‖printed matrix without its 1/L − Γ_w‖_F", float(np.linalg.norm(unscaled - limit)), ">", 1.0, ""),
-        ),
-        (
-            (
-                "‖corrected matrix − Γ_w‖_F",
-                float(np.linalg.norm(corrected - limit)),
-                "=",
-                float(query @ query) / L,
-                "‖x_q‖²/L, the query's block",
-            ),
-        ),
-    )
+    return [
+        (float(np.linalg.norm(printed)), 0.01 * float(np.linalg.norm(limit))),
+        (float(np.linalg.norm(unscaled - limit)), 1.0),
+    ], [(float(np.linalg.norm(corrected - limit)), float(query @ query) / L)]
 
 
-def G18() -> Evidence:
+def G18() -> Numbers:
     scale = float(np.linalg.norm(kms(5), 2))
     U, v, z = np.array([[0.4, -0.2], [0.1, 0.5]]), np.array([0.8, -0.6]), np.array([1.2, 0.7])
     stretched, shrunk = math.sqrt(scale) * U, z / math.sqrt(scale)
@@ -85,23 +61,11 @@ def G18() -> Evidence:
     small_slope = blocks(risk_gradient(image, smaller, 20).layer, smaller)
     clock_U = scale * float(slope.A[0, 0] / small_slope.A[0, 0])
     clock_v = float(slope.R[0, 0] / small_slope.R[0, 0])
-    return Evidence.of(
-        (("‖Σ‖ of the anisotropic experiment", scale, ">", 1.0, "largest ‖Σ‖ in Lemma F.1"),),
+    return [(scale, 1.0)], [
+        (softmax_output(TOKENS, U, v, z), softmax_output(TOKENS, stretched, v, shrunk)),
         (
-            (
-                "T^{U,V}[μ](z)",
-                softmax_output(TOKENS, U, v, z),
-                "=",
-                softmax_output(TOKENS, stretched, v, shrunk),
-                "T^{√k U,V}[μ](z/√k)",
-            ),
-            (
-                "‖∇_U T^{U,V}[μ](z)‖_F",
-                float(np.linalg.norm(outer_product_gradient(TOKENS, U, v, z))),
-                "=",
-                math.sqrt(scale) * float(np.linalg.norm(outer_product_gradient(TOKENS, stretched, v, shrunk))),
-                "√k ‖∇_U T^{√k U,V}[μ](z/√k)‖_F",
-            ),
-            ("speed-up of U over V if tokens are rescaled", clock_U / clock_v, "=", scale**2, "k²"),
+            float(np.linalg.norm(outer_product_gradient(TOKENS, U, v, z))),
+            math.sqrt(scale) * float(np.linalg.norm(outer_product_gradient(TOKENS, stretched, v, shrunk))),
         ),
-    )
+        (clock_U / clock_v, scale**2),
+    ]
