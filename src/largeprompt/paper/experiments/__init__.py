@@ -18,7 +18,6 @@ from . import (
     flows,
     laws,
     limits,
-    query_in_prompt,
     speed,
 )
 
@@ -32,7 +31,6 @@ _MODULES: tuple[types.ModuleType, ...] = (
     flows,
     flow_limits,
     limits,
-    query_in_prompt,
     speed,
 )
 

@@ -19,7 +19,7 @@ from largeprompt.lab import Progress, Study
 from largeprompt.paper.chart import COLOURS, Chart, Panel, Series
 from largeprompt.paper.choice import Choice
 from largeprompt.paper.claims import ERRORS, VERDICTS, Check, Finding, claim, equal
-from largeprompt.paper.experiment import Computation, Experiment, Measurement, Needed, Results, join
+from largeprompt.paper.experiment import Computation, Measurement, join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +136,15 @@ _MARKS = ("o", "s", "D", "^", "v", "o", "s")
 _BARS = 2  # standard errors on each side
 
 
-class Convergence(Experiment):
+class Convergence(Measurement):
     """Mean squared deviations from the infinite prompt by length: measured, predicted without a fit, and bounded."""
 
+    drawn: ClassVar[bool] = True
     words: ClassVar[str] = "Convergence to the infinite prompt, by law of tokens"
     advice: ClassVar[str] = (
         "Points lie on the predicted lines, which are not fitted: 1/L for every law, but slower where scores are "
         "not divided by √D and spread past the threshold. The paper's bounds lie many powers of ten above."
     )
-
-    def needs(self, choice: Choice) -> tuple[Needed, ...]:
-        return (measured_laws(choice),)
-
-    def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        return results[measured_laws(choice)]
 
     def chart(self, data: xr.Dataset) -> Chart:
         return Chart(tuple(_panel(data.sel(quantity=name)) for name in data.quantity.values), share_y=False)
@@ -229,7 +224,8 @@ def _expected(slope: float) -> str:
     return f" (predicted {_slope(slope)})" if math.isfinite(slope) else ""
 
 
-LAWS_FIGURE, WEIGHTS = Convergence("laws"), Measurement("gradients in K and Q", computation=_weights)
+LAWS_FIGURE = Convergence("laws", computation=measured_laws)
+WEIGHTS = Measurement("gradients in K and Q", computation=_weights)
 _FASTEST = -1 / 3  # the exponent of the printed bounds is min(1/3, c/σ²): none falls faster
 _DECAY = 0.2  # error of a slope from which on 1 and 1/3 cannot be distinguished
 _SLOPE, _RATIO = 0.1, 0.1  # how near slope and level must be to what is predicted

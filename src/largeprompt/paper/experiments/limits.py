@@ -1,4 +1,4 @@
-"""Claims T1, T2 and T6: what are attentions on infinite prompts, by quadrature and on samples?"""
+"""Claims T1, T2, T5 and T6: what are attentions on infinite prompts, by quadrature and on samples?"""
 
 import dataclasses
 import itertools
@@ -167,6 +167,43 @@ class LinearLimit(Computation):
 
 
 @dataclasses.dataclass(frozen=True)
+class QueryInPrompt(Computation):
+    """The mean squared output deviation with the query left out of the prompt and put into it, on the line.
+
+    Tokens are N(0, `tokens`), queries N(0, `queries`), U = `U` and V = 1.
+    """
+
+    words: ClassVar[str] = "the query in the prompt, tokens N(0, {tokens:g}), queries N(0, {queries:g})"
+
+    tokens: float
+    queries: float
+    U: float
+    lengths: tuple[int, ...]
+    prompts: int
+    seed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return 2 + 4e-8 * self.prompts * sum(self.lengths)
+
+    def _compute(self, progress: Progress) -> xr.Dataset:
+        layer = SoftmaxAttention([[self.U]], [[1.0]])
+        mu, nu = (Gaussian([0.0], [[variance]]) for variance in (self.tokens, self.queries))
+        key, Ls = jax.random.key(self.seed), list(self.lengths)
+        found = [
+            deviation(layer, mu, nu, Ls, "output", key, replicates=self.prompts, query_in_prompt=inside)
+            for inside in (False, True)
+        ]
+        return xr.Dataset(
+            {
+                "mean_square": (("prompt", "L"), np.array([measured.mean_square for measured in found])),
+                "mean_square_stderr": (("prompt", "L"), np.array([measured.stderr for measured in found])),
+            },
+            {"L": Ls, "prompt": ["without the query", "with the query"]},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class TiltedMoments(Computation):
     """The moments E‖Z₁‖ᵖ‖Z‖^{p'} of Assumption 3.3 by quadrature over queries and tokens, and the library's constants.
 
@@ -224,6 +261,13 @@ _NORMAL = 1.95  # √n times a Kolmogorov distance that a sample of the law itse
 AFFINE = Measurement("affine", computation=lambda choice: GaussianLimit(QUERIES[choice.preset]))
 LINEAR = Measurement("linear", computation=lambda choice: LinearLimit(LENGTHS, PROMPTS[choice.preset]))
 MOMENTS = Measurement("moments", computation=lambda choice: TiltedMoments())
+ALIKE, WIDER = (
+    Measurement(
+        f"query in the prompt, tokens {tokens:g}",
+        computation=lambda choice, tokens=tokens, U=U: QueryInPrompt(tokens, 1.0, U, LENGTHS, PROMPTS[choice.preset]),
+    )
+    for tokens, U in ((1.0, 0.3), (0.01, math.sqrt(10)))
+)
 
 
 def _worst(values: xr.DataArray, errors: xr.DataArray) -> tuple[float, float]:
@@ -277,6 +321,34 @@ def _linear_in_the_limit(data: xr.Dataset) -> Finding:
 def rate(data: xr.Dataset) -> RateFit:
     """The power of L by which the mean square falls."""
     return fit_power_law(data["L"].values, data["mean_square"].values, data["mean_square_stderr"].values)
+
+
+@claim("T5", "Remark 3.2", WIDER, ALIKE)
+def _query_in_the_prompt(wider: xr.Dataset, alike: xr.Dataset) -> Finding:
+    """Putting the query into the prompt changes nothing: both conventions converge at the same rate.
+
+    Exponents of the mean squared output deviation in the prompt length, with the query in the prompt and without it, on
+    the line, queries N(0, 1): tokens N(0, 1) with U = 0.3, N(0, 0.01) with U = √10.
+    """
+    checks = []
+    for data, queries in ((wider, "wider than tokens"), (alike, "distributed like tokens")):
+        without, within = (rate(data.isel(prompt=i)) for i in (0, 1))
+        checks.append(
+            Check(
+                f"slope of log E‖T_L − T_∞‖² in log L with the query less that without it, queries {queries}",
+                within.slope - without.slope,
+                "=",
+                0.0,
+                math.hypot(without.stderr, within.stderr),
+                tolerance=0.1,
+                resolution=0.2,
+            )
+        )
+    return Finding(
+        tuple(checks),
+        "The rate is the same where queries are distributed like tokens; where they are wider the query outweighs the "
+        "rest of the prompt (erratum G17).",
+    )
 
 
 @claim("T6", "Assumption 3.3", MOMENTS, role="identity")
