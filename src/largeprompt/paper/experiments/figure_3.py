@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.lab import Progress, Run
-from largeprompt.paper.chart import Chart, Panel, Series, sequence
+from largeprompt.paper.chart import Chart, Panel, sequence
 from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_over_seeds
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, too_short
+from largeprompt.paper.experiments._training import AllSeeds, followed, median_of_seeds, recorded, too_short
 
 PATHS = {
     "smoke": (10, 40),
@@ -113,12 +113,7 @@ def _panel(name: str, data: xr.Dataset) -> Panel:
     later = data.sel(step=data.step[data.step >= 10])
     series = []
     for L, hue in zip(later.L.values, sequence(later.sizes["L"]), strict=True):
-        curves = later[name].sel(L=L).values
-        many = len(curves) > 1
-        limits = {"low": curves.min(axis=0), "high": curves.max(axis=0)} if many else {}
-        series.append(Series(f"L = {L}", later.step.values, np.median(curves, axis=0), colour=hue, **limits))
-        for curve in curves if many else ():
-            series.append(Series(f"L = {L}", later.step.values, curve, "seed", hue, in_legend=False))
+        series += median_of_seeds(f"L = {L}", later.step.values, later[name].sel(L=L).values, hue, f"L = {L}")
     return Panel(DISTANCES[name].replace("  ", "\n"), "step", "squared distance", tuple(series))
 
 

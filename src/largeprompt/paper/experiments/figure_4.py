@@ -11,12 +11,20 @@ import xarray as xr
 from scipy.signal import find_peaks
 
 from largeprompt.icl import risk_function
-from largeprompt.lab import VERDICTS, Progress, Run
+from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
 from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_of_counts, mean_over_seeds, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, stacked, too_short
+from largeprompt.paper.experiments._training import (
+    AllSeeds,
+    counts_of,
+    followed,
+    gathered,
+    median_of_seeds,
+    recorded,
+    too_short,
+)
 
 COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
 """The lengths whose risk is followed, by preset."""
@@ -64,27 +72,20 @@ class Courses(Experiment):
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
         lengths = COURSES[choice.preset]
         runs = {L: choice.runs(self.covariance, (L,)) for L in lengths}
-        risk = stacked(runs, results, "risk")
-        flow, cut = np.full_like(risk, np.nan), []
+        along = gathered(runs, results, "risk", "verdict", "optimum", "Bayes")
+        flow, cut = np.full_like(along.risk, np.nan), []
         for (member, L, seed), item in _flows(choice, self.covariance).items():
             flow[MEMBERS.index(member), lengths.index(L), seed] = results[item].risk.values
             if results[item].attrs.get("cut_short"):
                 cut.append(f"{member}, L = {L}, seed {seed}: {results[item].attrs['cut_short']}")
-        first = [results[of_length[0]] for of_length in runs.values()]
-        dims = ("member", "L", "seed")
+        first = along.isel(seed=0, drop=True)
         return xr.Dataset(
             {
-                "risk": ((*dims, "step"), risk, {"long_name": "exact risk along SGD"}),
-                "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
-                "verdict": (dims, stacked(runs, results, "verdict")),
-                "optimum": (dims[:2], stacked(runs, results, "optimum")[:, :, 0]),
-                "Bayes": ("L", [float(data.Bayes) for data in first]),
-            },
-            coords={
-                "member": list(MEMBERS),
-                "L": np.asarray(lengths, np.int32),
-                "seed": np.arange(choice.protocol.seeds),
-                "step": first[0].step.values,
+                "risk": along.risk.assign_attrs(long_name="exact risk along SGD"),
+                "flow": (along.risk.dims, flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
+                "verdict": along.verdict,
+                "optimum": first.optimum,
+                "Bayes": first.Bayes,
             },
             attrs={
                 "covariance": self.covariance,
@@ -140,14 +141,8 @@ def _panel(data: xr.Dataset) -> Panel:
     steps, series = later.step.values, []
     for member in MEMBERS:
         hue, here = OF_ATTENTION[member], later.sel(member=member)
-        risk, many = here.risk.values, here.sizes["seed"] > 1
-        limits = {"low": risk.min(axis=0), "high": risk.max(axis=0)} if many else {}
-        series.append(
-            Series(f"{member} (median, range over seeds)", steps, np.median(risk, axis=0), colour=hue, **limits)
-        )
-        for seed in here.seed.values if many else ():
-            style = {"colour": hue, "in_legend": False}
-            series.append(Series(f"{member}, seed {seed}", steps, risk[seed], "seed", **style))
+        names = f"{member} (median, range over seeds)", f"{member}, seed {{}}"
+        series += median_of_seeds(names[0], steps, here.risk.values, hue, names[1])
         followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).any()]
         whose = "" if len(followed) == here.sizes["seed"] else f" of seed {', '.join(map(str, followed))}"
         for seed in followed:
@@ -210,9 +205,9 @@ def _converges_early(data: xr.Dataset) -> Finding:
             centre, error = mean_over_seeds(falls[:, 0], rounding=float(falls[:, 1].max()))
             label = f"{member}, L = {L}: step by which 99 % of the fall is done, mean over {len(falls)} seeds"
             checks.append(Check(label, centre, "<", 50_000.0, error))
-            ends += runs.verdict.values.tolist()
+            ends.append(runs.verdict.values)
     checks.sort(key=lambda check: check.margin / max(check.error, 1e-9))
-    counts = [f"{ends.count(end)} {end}" for end in VERDICTS if end in ends]
+    counts = counts_of(np.concatenate(ends))
     return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(counts)}.")
 
 
