@@ -102,13 +102,7 @@ def deviation(
 ) -> Deviation: ...
 @overload
 def deviation(
-    layer: AbstractLayer,
-    mu: Tokens,
-    nu: Queries,
-    Ls: object,
-    quantity: Several,
-    key: PRNGKeyArray,
-    **_: Unpack[_Given],
+    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Several, key: PRNGKeyArray, **_: Unpack[_Given]
 ) -> dict[str, Deviation]: ...
 def deviation(
     layer: AbstractLayer,

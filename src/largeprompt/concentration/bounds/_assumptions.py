@@ -7,18 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from largeprompt.measures import AbstractMeasure, Affine, Empirical, FromSampler, Gaussian, Mixture
+from largeprompt.measures import AbstractMeasure, Affine, Empirical, Gaussian, Mixture
+from largeprompt.measures._from_sampler import sampled_parts
 
 _CENTRED = 1e-6  # how far off 0 a mean may be, in units of the law's scale
 
 
 def certified(name: str, mu: AbstractMeasure) -> AbstractMeasure:
     """`mu` itself, once its sub-Gaussian constant is that of the law and not of a stand-in."""
-
-    def stood_in(part):
-        return isinstance(part, FromSampler)
-
-    if any(stood_in(part) for part in jax.tree.leaves(mu, is_leaf=stood_in)):
+    if sampled_parts(mu):
         raise ValueError(
             f"{name} is known by its sampler only (FromSampler); a bound needs a law with a proven constant"
         )

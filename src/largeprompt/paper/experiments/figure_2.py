@@ -85,10 +85,7 @@ def _lowest(points: list[StationaryPoint], *kinds: str) -> float:
 
 _MARKS = {"softmax": "o", "linear": "s"}
 _CURVES = ("Bayes", *(f"{member}_{what}" for member in MEMBERS for what in ("optimum", "trap", "saddle")))
-_ENDS = {
-    "risk": "exact risk at the last parameters",
-    "risk_stderr": "standard error of that risk, over its nodes",
-}
+_ENDS = {"risk": "exact risk at the last parameters", "risk_stderr": "standard error of that risk, over its nodes"}
 _SMOOTH = 9  # lengths from which exact curves look smooth
 
 
