@@ -1,7 +1,6 @@
 """What the experiments along training share: all seeds at some lengths, and flows at the recorded steps of a run."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,32 +10,35 @@ from jaxtyping import Float
 from largeprompt.dynamics import Trajectory, gradient_flow
 from largeprompt.lab import VERDICTS, Run
 from largeprompt.paper.chart import Series
-from largeprompt.paper.choice import MEMBERS, Choice
+from largeprompt.paper.choice import ANISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Finding, not_settled
 from largeprompt.paper.experiment import Experiment, Needed, Results
 
+COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
+"""The lengths whose risk is followed, by preset."""
 _ENOUGH = 100_000  # steps, twice those by which the paper sees its runs converge
 
 
-@dataclasses.dataclass(frozen=True)
 class AllSeeds(Experiment):
-    """Risks and distances along training from all seeds at some lengths, for claims that count seeds.
+    """Risks and distances along training from all seeds, at the shortest, at middle and at the longest prompts.
 
-    `seeds` says how many were trained at each length; after these all is NaN.
+    For claims that count seeds: `seeds` says how many were trained at each length; after these all is NaN.
     """
 
     drawn: ClassVar[bool] = False
-    lengths: Callable[[Choice], tuple[int, ...]] = dataclasses.field(kw_only=True)
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
-        return all_of(choice.all_runs(self.covariance, self.lengths(choice)))
+        return all_of(choice.all_runs(self.covariance, COURSES[choice.preset]))
 
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        runs = choice.all_runs(self.covariance, self.lengths(choice))
+        runs = choice.all_runs(self.covariance, COURSES[choice.preset])
         data = gathered(runs, results, "distance", "risk", "verdict")
         data["seeds"] = "L", [len(of_length) for of_length in runs.values()]
         steps = choice.protocol.record.steps(choice.protocol.steps)
         return data.assign_coords(step=steps).assign_attrs(covariance=self.covariance, steps=choice.protocol.steps)
+
+
+ALL_SEEDS = AllSeeds("all seeds, isotropic"), AllSeeds("all seeds, anisotropic", ANISOTROPIC)
 
 
 def all_of(runs: Mapping[int, Sequence[Run]]) -> tuple[Needed, ...]:

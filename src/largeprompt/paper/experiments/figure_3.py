@@ -10,10 +10,10 @@ import xarray as xr
 
 from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import Chart, Panel, sequence
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, Choice
+from largeprompt.paper.choice import ANISOTROPIC, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_over_seeds
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, median_of_seeds, recorded, too_short
+from largeprompt.paper.experiments._training import ALL_SEEDS, followed, median_of_seeds, recorded, too_short
 
 PATHS = {
     "smoke": (10, 40),
@@ -123,16 +123,6 @@ _EARLY = 10_000  # step, a fiftieth of the paper's training
 _LATE = 1000  # the step from which falls back are counted: before it the distance is all noise
 
 
-def _compared(choice: Choice) -> tuple[int, ...]:
-    """The shortest prompts, those of about 100 tokens, and the longest."""
-    lengths = PATHS[choice.preset]
-    return tuple(dict.fromkeys([lengths[0], min(lengths, key=lambda L: abs(L - 100)), lengths[-1]]))
-
-
-ISOTROPIC_PATHS = AllSeeds("isotropic paths, all seeds", ISOTROPIC, lengths=_compared)
-ANISOTROPIC_PATHS = AllSeeds("anisotropic paths, all seeds", ANISOTROPIC, lengths=_compared)
-
-
 def _apart(data: xr.Dataset) -> dict[int, np.ndarray]:
     """log₁₀ ‖θ_soft − θ_lin‖² along training, of each seed at each length."""
     with np.errstate(divide="ignore"):  # at the start they are the same
@@ -159,7 +149,7 @@ def _closer(data: xr.Dataset, when: tuple[str, ...]) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-@claim("C5", "Section 6, Figure 3", ISOTROPIC_PATHS, figures=("3",), seeds=3)
+@claim("C5", "Section 6, Figure 3", ALL_SEEDS[0], figures=("3",), seeds=3)
 def _parameters_come_closer(data: xr.Dataset) -> Finding:
     """Trained from the same weights on the same tokens, the parameters of softmax and linear attention lie closer the
     longer the prompts.
@@ -183,7 +173,7 @@ def _retreat(curves: np.ndarray) -> np.ndarray:
     return -np.minimum(np.diff(curves, axis=-1), 0).sum(axis=-1)
 
 
-@claim("C9", "Appendix A.2.2, Figure 7", ISOTROPIC_PATHS, ANISOTROPIC_PATHS, figures=("3", "7"), seeds=3)
+@claim("C9", "Appendix A.2.2, Figure 7", *ALL_SEEDS, figures=("3", "7"), seeds=3)
 def _erratic_when_anisotropic(*both: xr.Dataset) -> Finding:
     """With anisotropic covariates the distance of the two attentions evolves more erratically, above all for short
     prompts, and more regularly for long ones; still they lie closer the longer the prompts.

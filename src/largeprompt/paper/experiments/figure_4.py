@@ -13,11 +13,12 @@ from scipy.signal import find_peaks
 from largeprompt.icl import risk_function
 from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, MEMBERS, Choice
+from largeprompt.paper.choice import ANISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_of_counts, mean_over_seeds, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
 from largeprompt.paper.experiments._training import (
-    AllSeeds,
+    ALL_SEEDS,
+    COURSES,
     counts_of,
     followed,
     gathered,
@@ -25,9 +26,6 @@ from largeprompt.paper.experiments._training import (
     recorded,
     too_short,
 )
-
-COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
-"""The lengths whose risk is followed, by preset."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,10 +152,6 @@ def _panel(data: xr.Dataset) -> Panel:
 
 
 FIGURE_4, FIGURE_8 = Courses("4"), Courses("8", ANISOTROPIC)
-ISOTROPIC_COURSES, ANISOTROPIC_COURSES = (
-    AllSeeds(f"courses, all seeds, {name}", name, lengths=lambda choice: COURSES[choice.preset])
-    for name in (ISOTROPIC, ANISOTROPIC)
-)
 
 _LEFT = 0.01  # of the whole fall, at which a run counts as having converged
 _DECADES, _GRID = 3.7, 75  # the last decades of steps, in which risks fall, and points on them
@@ -188,7 +182,7 @@ def _falls(risk: np.ndarray, steps: np.ndarray) -> float:
     return float(len(peaks))
 
 
-@claim("C6", "Appendix A.2.1, Figure 4", ISOTROPIC_COURSES, figures=("4",), seeds=3)
+@claim("C6", "Appendix A.2.1, Figure 4", ALL_SEEDS[0], figures=("4",), seeds=3)
 def _converges_early(data: xr.Dataset) -> Finding:
     """With isotropic covariates training converges before 50 000 steps.
 
@@ -211,7 +205,7 @@ def _converges_early(data: xr.Dataset) -> Finding:
     return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(counts)}.")
 
 
-@claim("C10", "Appendix A.2.2, Figure 8", ISOTROPIC_COURSES, ANISOTROPIC_COURSES, figures=("4", "8"), seeds=10)
+@claim("C10", "Appendix A.2.2, Figure 8", *ALL_SEEDS, figures=("4", "8"), seeds=10)
 def _irregular_when_anisotropic(*both: xr.Dataset) -> Finding:
     """With anisotropic covariates the risk falls more irregularly along training.
 
