@@ -15,7 +15,7 @@ from largeprompt.lab import Progress
 from largeprompt.paper.experiment import Computation
 from largeprompt.paper.templates import environment
 
-from . import _concentration, _flow_limits, _in_context, _queries, _regression, _training
+from . import _concentration, _in_context, _queries, _regression, _training
 from ._evidence import Comparison as Comparison
 from ._evidence import Evidence as Evidence
 from ._evidence import Numbers, compared
@@ -65,7 +65,7 @@ def _flowing(parts: dict[str, Any]) -> dict[str, Any]:
 def _errata() -> tuple[Erratum, ...]:
     """The texts of `errata.toml`, each with the function of its key that computes its numbers."""
     texts = tomllib.loads(resources.files(__name__).joinpath("errata.toml").read_text("utf-8"))
-    modules = (_concentration, _queries, _in_context, _regression, _flow_limits, _training)
+    modules = (_concentration, _queries, _in_context, _regression, _training)
     functions = {key: getattr(module, key) for key in texts for module in modules if hasattr(module, key)}
     return tuple(Erratum(key, numbers=functions[key], **_flowing(parts)) for key, parts in texts.items())
 

@@ -23,7 +23,7 @@ from largeprompt.icl import (
     risk_gradient,
 )
 from largeprompt.paper.errata._evidence import Numbers
-from largeprompt.paper.errata._flow_limits import follow
+from largeprompt.paper.errata._regression import follow
 
 HORIZON = 500.0
 """Flow time of the experiments: 500 000 steps of size 10⁻³."""

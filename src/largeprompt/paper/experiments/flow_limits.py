@@ -1,6 +1,7 @@
 """Claims T10 to T13: where do gradient flows end, what do they keep, and do their risks ever rise?"""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -63,13 +64,10 @@ class FlowLimits(Computation):
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         times = _times(self.time, self.points)
-        rows = [self._flow(covariance, noise, times) for covariance in self.covariances for noise in self.noise]
-        names = [(covariance, noise) for covariance in self.covariances for noise in self.noise]
-        return xr.concat(rows, "flow").assign_coords(
-            time=times,
-            covariance=("flow", [covariance for covariance, _ in names]),
-            noise=("flow", [noise for _, noise in names]),
-        )
+        names = list(itertools.product(self.covariances, self.noise))
+        covariances, noise = (("flow", list(column)) for column in zip(*names, strict=True))
+        rows = xr.concat([self._flow(*name, times) for name in names], "flow")
+        return rows.assign_coords(time=times, covariance=covariances, noise=noise)
 
     def _flow(self, covariance: str, noise: float, times: Float[np.ndarray, " t"]) -> xr.Dataset:
         task = LinearRegression(covariance_named(covariance, _D), noise)
@@ -146,8 +144,7 @@ def _off_structure(flow: Trajectory, task: LinearRegression) -> Float[np.ndarray
 
 def _padded(row, size: int) -> Float[np.ndarray, " t"]:
     """A row of a flow that ended early, with its last value to the end."""
-    values = np.asarray(row, float)
-    return np.concatenate([values, np.full(size - len(values), values[-1])])
+    return np.pad(np.asarray(row, float), (0, size - len(row)), mode="edge")
 
 
 _NOISE = (0.0, 0.1)
