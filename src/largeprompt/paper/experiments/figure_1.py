@@ -217,15 +217,7 @@ def _checks(data: xr.Dataset) -> list[Check]:
         Check(f"{covariance}: gap at L = {L[-1]} over that at {L[0]}", share, "<", SHARE, wider * share_error),
         worst(f"{covariance}: ratio of successive gaps", steps[:, 0], wider * steps[:, 1], between, "<", 1.0),
         Check(f"{covariance}: log-log slope from L = {L[len(L) // 2]} on", slope, "<", SLOPE, wider * slope_error),
-        Check(
-            f"{covariance}: measured over exact",
-            ratio,
-            "=",
-            1.0,
-            error,
-            tolerance=TOLERANCE,
-            resolution=TOLERANCE / 3,
-        ),
+        Check(f"{covariance}: measured over exact", ratio, "=", 1.0, error, TOLERANCE, resolution=TOLERANCE / 3),
     ]
 
 

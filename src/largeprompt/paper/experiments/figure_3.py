@@ -119,7 +119,6 @@ def _panel(name: str, data: xr.Dataset) -> Panel:
 
 FIGURE_3, FIGURE_7 = Paths("3"), Paths("7", ANISOTROPIC)
 
-_EARLY = 10_000  # step, a fiftieth of the paper's training
 _LATE = 1000  # the step from which falls back are counted: before it the distance is all noise
 
 
@@ -139,7 +138,7 @@ def _difference(long: np.ndarray, short: np.ndarray) -> tuple[float, float]:
 def _closer(data: xr.Dataset, when: tuple[str, ...]) -> tuple[Check, ...]:
     """From the shortest prompts to those of about 100 tokens, and on to the longest: does the distance fall?"""
     apart, steps = _apart(data), data.step.values
-    at = {"early": int(np.argmin(np.abs(steps - min(_EARLY, data.steps / 2)))), "last": len(steps) - 1}
+    at = {"early": int(np.argmax(steps == early_step(data))), "last": len(steps) - 1}
     checks = []
     for name in when:
         for short, long in itertools.pairwise(apart):
