@@ -10,8 +10,7 @@ import catalogue
 import largeprompt as lp
 from largeprompt.attention import WeightMoments
 from largeprompt.concentration import bounds
-from largeprompt.concentration.bounds._assumptions import fourth_moment_root
-from largeprompt.concentration.bounds._moments import _given_queries, gaussian_components
+from largeprompt.concentration.bounds._moments import _given_queries, fourth_moment_root, gaussian_components
 from refusals import assert_refused
 from significance import assert_mean_is
 

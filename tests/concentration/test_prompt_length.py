@@ -11,7 +11,7 @@ import largeprompt as lp
 from largeprompt import icl
 from largeprompt.cli._tables import prompt_length_lines
 from largeprompt.concentration import _length, deviation, predict, prompt_length_for
-from largeprompt.concentration._gap_lengths import lengths_for_a_gap
+from largeprompt.concentration._length import lengths_for_a_gap
 from significance import assert_close_in_sigmas
 
 MU = lp.Gaussian(np.zeros(2), np.eye(2))

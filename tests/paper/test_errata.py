@@ -31,7 +31,6 @@ from largeprompt.icl import (
 )
 from largeprompt.paper.errata import ERRATA, Comparison, Evidence, entries, evidence, markdown
 from largeprompt.paper.errata import _concentration as concentration
-from largeprompt.paper.errata import _flow_limits as flow_limits
 from largeprompt.paper.errata import _in_context as in_context
 from largeprompt.paper.errata import _queries as queries
 from largeprompt.paper.errata import _regression as regression
@@ -315,15 +314,15 @@ def test_token_covariance_is_below_its_corrected_scale(seed):
 def test_infinite_prompt_flow_reaches_its_limit_from_every_scale(alpha):
     task = LinearRegression(kms(5) / 2)
     direction = np.array([1.0, -1.0, 0.5, 0.0, 0.0]) / 1.5
-    start = flow_limits.aligned(alpha * np.outer(direction, direction), alpha, task)
-    end, expected = flow_limits.follow(start, task, math.inf, [3000.0]).last, flow_limit(task, start)
+    start = regression.aligned(alpha * np.outer(direction, direction), alpha, task)
+    end, expected = regression.follow(start, task, math.inf, [3000.0]).last, flow_limit(task, start)
     np.testing.assert_allclose(merged_form(end).U, expected.U, atol=1e-5)
     np.testing.assert_allclose(merged_form(end).V, expected.V, atol=1e-5)
 
 
 def test_the_limit_of_the_flow_is_that_of_remark_5_3():
     task = LinearRegression.experiment(kms(5))
-    parts = blocks(flow_limit(task, flow_limits.aligned(np.eye(5) / math.sqrt(5), 1.0, task)), task)
+    parts = blocks(flow_limit(task, regression.aligned(np.eye(5) / math.sqrt(5), 1.0, task)), task)
     inverse = np.linalg.inv(kms(5))
     r = np.trace(inverse @ inverse) ** 0.25
     assert float(parts.R[0, 0]) == pytest.approx(r, rel=1e-12)
@@ -338,18 +337,18 @@ def test_corrected_pl_constant_holds_along_the_flow(seed, rank):
     Sigma, P = root @ root.T, theta @ theta.T
     P /= np.linalg.norm(P)
     alpha = 0.5 / math.sqrt(np.linalg.norm(Sigma, 2))
-    constant, task = flow_limits.corrected_pl(Sigma, P, alpha), LinearRegression(Sigma)
+    constant, task = regression.corrected_pl(Sigma, P, alpha), LinearRegression(Sigma)
     assert constant > 0
-    start = flow_limits.aligned(alpha * P, alpha, task)
-    for layer in (start, *(flow_limits.follow(start, task, math.inf, [t]).last for t in (0.01, 0.1, 1.0))):
+    start = regression.aligned(alpha * P, alpha, task)
+    for layer in (start, *(regression.follow(start, task, math.inf, [t]).last for t in (0.01, 0.1, 1.0))):
         if float(risk(layer, task, math.inf).value) > 1e-9:
-            assert flow_limits.pl_ratio(layer, task) >= constant
+            assert regression.pl_ratio(layer, task) >= constant
 
 
 @pytest.mark.parametrize("s2", [0.0, 0.1, 2.0])
 def test_label_noise_adds_a_constant_at_the_limit(s2):
     task = LinearRegression(kms(5), s2, np.diag([1.0, 2.0, 0.5, 0.1, 0.7]))
-    limit = flow_limit(task, flow_limits.aligned(np.eye(5) / math.sqrt(5), 1.0, task))
+    limit = flow_limit(task, regression.aligned(np.eye(5) / math.sqrt(5), 1.0, task))
     assert float(risk(limit, task, math.inf).value) == pytest.approx(s2 / 2, abs=1e-12)
     assert float(risk_gradient(limit, task, math.inf).norm()) < 1e-12
 

@@ -67,8 +67,12 @@ STAND_INS = {"1a": Drawn("1a", "4"), "1b": Drawn("1b", "5"), "9": Drawn("9", "6"
 def _claim(key, size):
     squares = Measurement(f"squares up to {size}", computation=lambda choice: Squares(size))
 
-    @claim(key, "here", "squares are small", "the largest", squares, figures=("1a",))
+    @claim(key, "here", squares, figures=("1a",))
     def small(data):
+        """squares are small
+
+        the largest
+        """
         return Finding((Check("largest", float(data.y[-1]), "<", 10.0),))
 
     return small

@@ -76,9 +76,14 @@ class MeansByLength(Experiment):
 MEANS = MeansByLength("means")
 
 
-# 4. The claims that it settles. A check holds a number with its standard error against a target; one rule judges all.
-@claim("X1", "a template", "The mean square falls as 1/L.", "Its slope in log-log, within 0.1 of -1.", MEANS)
+# 4. The claims that it settles: the docstring is the statement, and then what is measured. A check holds a number with
+# its standard error against a target; one rule judges all.
+@claim("X1", "a template", MEANS)
 def _falls_as_one_over_L(data: xr.Dataset) -> Finding:
+    """The mean square falls as 1/L.
+
+    Its slope in log-log, within 0.1 of -1.
+    """
     fit = fit_power_law(data.L.values, data.square.values, data.error.values)
     return Finding((Check("slope", fit.slope, "=", -1.0, fit.stderr, tolerance=0.1, resolution=0.1),))
 

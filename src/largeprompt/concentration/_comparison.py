@@ -35,17 +35,10 @@ def compare(measured: Deviation, predicted: Prediction | None) -> Comparison:
         return Comparison()
     L, square, error = measured.L[keep], measured.mean_square[keep], measured.stderr[keep]
     fit = fit_power_law(L, square, error)
-    own = {
-        "slope": fit.slope,
-        "slope_stderr": fit.stderr,
-        "fitted": fit.constant,
-        "fitted_stderr": fit.constant_stderr,
-    }
+    own = fit.slope, fit.stderr, fit.constant, fit.constant_stderr
     expected = np.full(len(L), math.nan) if predicted is None else predicted.mean_square[keep]
     if not np.all(np.isfinite(expected) & (expected > 0)):
-        return Comparison(**own)
+        return Comparison(*own)
     line = fit_power_law(L, expected, error * expected / square)
     ratio_error = float(np.linalg.norm(error / expected)) / len(L)
-    return Comparison(
-        **own, predicted_slope=line.slope, ratio=float(np.mean(square / expected)), ratio_stderr=ratio_error
-    )
+    return Comparison(*own, line.slope, float(np.mean(square / expected)), ratio_error)

@@ -102,13 +102,7 @@ def deviation(
 ) -> Deviation: ...
 @overload
 def deviation(
-    layer: AbstractLayer,
-    mu: Tokens,
-    nu: Queries,
-    Ls: object,
-    quantity: Several,
-    key: PRNGKeyArray,
-    **_: Unpack[_Given],
+    layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Several, key: PRNGKeyArray, **_: Unpack[_Given]
 ) -> dict[str, Deviation]: ...
 def deviation(
     layer: AbstractLayer,
@@ -154,7 +148,7 @@ def deviation(
         ways = _ways(problem, key, replicates, queries, sampler, widen, found)
         samples = []
         for L, amount in zip(problem.lengths, work, strict=True):
-            way = next(way for way in ways if way.serves(L))
+            way = next((way for way in ways[:-1] if way.serves(L)), ways[-1])
             samples.append(way.sample(L, jax.random.fold_in(key, L), replicates))
             advance(amount, f"measured L = {L}")
     return problem.answer(_curves(problem, samples, replicates))
@@ -187,7 +181,7 @@ def _work(problem: Problem | RiskProblem, L: int) -> float:
 def _ways(
     problem, key, replicates: int, queries: int | None, sampler: str, widen: bool, device: DeviceName
 ) -> list[Any]:
-    """The ways to draw prompts for a problem, the best first; each length takes the first that serves it."""
+    """The ways to draw prompts for a problem, the best first; the last serves every length."""
     if isinstance(problem, RiskProblem):
         return [RiskPairs(problem, key, device)]
     size = min((part.stand_in.size for part in sampled_parts(problem.mu)), default=math.inf)

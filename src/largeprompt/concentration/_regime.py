@@ -32,6 +32,15 @@ _CLOSE = 0.1  # of c/L, where it begins to serve
 _SECOND = 2.0  # the second order in 1/L is about this times e^{Λ(3θ)-Λ(2θ)-Λ(θ)}/L of the first, as for Gaussians
 
 
+_SENTENCES = {
+    "slower than any power": "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean",
+    "measured only": "how the error falls with L is not known for this layer, only measured",
+    "too few tokens": "not known: too few tokens of the law's sampler carry the tilts of the queries",
+    "unknown": "c/L at every query; how the law's tails weigh on the mean over queries is not known",
+}
+"""Of regimes whose words have no number in them."""
+
+
 class Regime(AbstractShown):
     r"""How the mean square falls with L: like $L^{-e}$, $e$ the `exponent`.
 
@@ -59,14 +68,8 @@ class Regime(AbstractShown):
         if self.name == "slower than 1/L":
             rate = self.exponent / self.power
             return f"slower than 1/L, exponent {rate:.3f} (θ² = {self.spread:.3g}, the threshold is 0.5)"
-        if self.name == "slower than any power":
-            return "slower than any power of L: the layer scores labels, and over tasks e^ν has no mean"
-        if self.name == "measured only":
-            return "how the error falls with L is not known for this layer, only measured"
-        if self.name == "too few tokens":
-            return "not known: too few tokens of the law's sampler carry the tilts of the queries"
-        if self.name == "unknown":
-            return "c/L at every query; how the law's tails weigh on the mean over queries is not known"
+        if self.name in _SENTENCES:
+            return _SENTENCES[self.name]
         known = f" (θ² = {self.spread:.3g}, below 0.5)" if self.spread > 0 else ""
         if self.name == "heavy-tailed":
             dominated = f"heavy-tailed: single tokens dominate up to L ≈ {self.dominated:.2g}"

@@ -78,10 +78,6 @@ class RiskPairs:
         if self.sampled:
             warn_of_few(problem.layer, problem.task, jax.random.split(key, 32))
 
-    def serves(self, L: int) -> bool:
-        """Whether prompts of this length can be drawn so: all can."""
-        return True
-
     def sample(self, L: int, key: PRNGKeyArray, replicates: int) -> RiskSample:
         """The differences of so many pairs."""
         layer, task, names = self.problem.layer, self.problem.task, self.problem.quantities

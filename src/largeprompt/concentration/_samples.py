@@ -124,10 +124,6 @@ class TokenPrompts:
         self.reader.chunk(longest, each, dim)  # refuses prompts that are too long to hold
         refuse_what_does_not_fit(f"the deviation of {', '.join(problem.quantities)}", problem.mu, held)
 
-    def serves(self, L: int) -> bool:
-        """Whether prompts of this length can be drawn so: all can."""
-        return True
-
     def sample(self, L: int, key: PRNGKeyArray, replicates: int) -> Sample:
         """The squares of so many prompts."""
         chunk, batch = sizes(self.reader, L, self.queries, self.problem.mu.dim, self.device)

@@ -7,7 +7,7 @@ number is not to be trusted.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,13 +67,10 @@ def worth_at(mu: AbstractMeasure, thetas: Float[np.ndarray, "n D"], power: int) 
     Then a factor for the error that they show.
     """
     unique, which = np.unique(thetas, axis=0, return_inverse=True)
-    worst = [min(_worths(mu, theta, power), key=lambda found: (found.trusted, found.carrying)) for theta in unique]
+    parts = [sampled_parts(mu._tilt(jax.numpy.asarray(theta))) for theta in unique]
+    worths = [[part._worth(power) for part in tilted] for tilted in parts]
+    worst = [min(found, key=lambda one: (one.trusted, one.carrying)) for found in worths]
     found = sorted((worst[i] for i in which.ravel()), key=lambda one: one.carrying)
     poor = [one for one in found if not one.trusted]
     doubt = poor[len(poor) // 2] if len(poor) > _DOUBTFUL * len(thetas) else None
     return doubt, found[len(found) // 2].caution
-
-
-def _worths(mu: AbstractMeasure, theta: Float[np.ndarray, " D"], power: int) -> Iterator[Worth]:
-    for part in sampled_parts(mu._tilt(jax.numpy.asarray(theta))):
-        yield part._worth(power)

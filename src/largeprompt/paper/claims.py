@@ -151,16 +151,26 @@ class Claim:
 def claim(
     key: str,
     place: str,
-    statement: str,
-    measured: str,
     *of: Experiment,
     figures: tuple[str, ...] | None = None,
     seeds: int = 1,
     role: Role = "test",
+    **words: str,
 ) -> Callable[[Callable[..., Finding]], Claim]:
-    """Turn a function of datasets into the claim that it judges; its figures are the experiments that are drawn."""
+    """Turn a function of datasets into the claim that it judges; its figures are the experiments that are drawn.
+
+    Its docstring is the statement and, after an empty line, what is measured; `words` stand there in braces.
+    """
     drawn = tuple(experiment.key for experiment in of if experiment.drawn) if figures is None else figures
-    return lambda judge: Claim(key, place, statement, measured, judge, of, drawn, seeds, role)
+
+    def judged(judge: Callable[..., Finding]) -> Claim:
+        text = judge.__doc__ or ""
+        for name, word in words.items():
+            text = text.replace(f"{{{name}}}", word)
+        statement, _, measured = (" ".join(part.split()) for part in text.partition("\n\n"))
+        return Claim(key, place, statement, measured, judge, of, drawn, seeds, role)
+
+    return judged
 
 
 def _plain(check: Check) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from largeprompt.paper.chart import COLOURS as _PALETTE
 from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series
 
 _HUES = {INK: "#000000", GREY: "#777777"}
-COLOURS = tuple(_HUES.get(colour, colour) for colour in _PALETTE)
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,

@@ -110,7 +110,7 @@ Results = Mapping[Needed, xr.Dataset]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement(Experiment):
-    """An experiment whose dataset is one computation as it is, and which is not drawn."""
+    """An experiment whose dataset is one computation as it is; most are not drawn."""
 
     drawn: ClassVar[bool] = False
     computation: Callable[[Choice], Computation] = dataclasses.field(kw_only=True)

@@ -221,10 +221,7 @@ class Job:
                 "core_seconds": sum(spent[run] for run in plan.runs) - by_gpu,
                 "gpu_seconds": by_gpu,
             },
-            "pieces": {
-                "count": len(plan.computations),
-                "core_seconds": sum(spent[item] for item in plan.computations),
-            },
+            "pieces": {"count": len(plan.computations), "core_seconds": sum(spent[item] for item in plan.computations)},
             "figures": [figure.key for figure in self.figures],
             "figure_seconds": {
                 figure.key: sum(spent[need] for need in dict.fromkeys(figure.needs(self.choice)))

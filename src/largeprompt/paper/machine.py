@@ -3,12 +3,9 @@
 import contextlib
 import os
 import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import jax
-import numpy as np
-import xarray as xr
 
 from largeprompt import __version__
 
@@ -44,12 +41,5 @@ def gpu_name() -> str:
 
 def versions() -> dict[str, str]:
     """The versions of all that the numbers depend on."""
-    import numba
-
-    return {
-        "largeprompt": __version__,
-        "jax": jax.__version__,
-        "numba": numba.__version__,
-        "numpy": np.__version__,
-        "xarray": xr.__version__,
-    }
+    others = ("jax", "numba", "numpy", "xarray")
+    return {"largeprompt": __version__} | {name: metadata.version(name) for name in others}

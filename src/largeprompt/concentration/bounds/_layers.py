@@ -16,9 +16,8 @@ from largeprompt.concentration._squares import QuadraticForm
 from largeprompt.icl import as_regression
 from largeprompt.measures import AbstractMeasure, Gaussian, as_measure
 
-from ._assumptions import certified, fourth_moment_root, is_centred
 from ._bound import Bound, Length, log_length, logarithm
-from ._moments import moment_constants
+from ._moments import certified, fourth_moment_root, is_centred, moment_constants
 from ._one_query import ONE_TERM
 from ._over_queries import Form, length_and_form, second_order, slope_error
 from ._risks import operator_norm, risk_bound, risk_gradient_bound

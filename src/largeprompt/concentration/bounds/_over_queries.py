@@ -132,17 +132,7 @@ def second_order(
 
 
 def fourth_order(
-    l: float,
-    sigma: Logs,
-    *,
-    U: float,
-    C_f: float,
-    D: int,
-    c: float,
-    g4: float,
-    g8: float,
-    F: Number | None,
-    form: Form,
+    l: float, sigma: Logs, *, U: float, C_f: float, D: int, c: float, g4: float, g8: float, F: Number | None, form: Form
 ) -> dict[str, Logs]:
     """The logarithms of the terms of Lemma C.9."""
     log_sigma, growth = np.log(sigma), logarithm(C_f)

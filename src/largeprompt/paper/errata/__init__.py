@@ -15,9 +15,10 @@ from largeprompt.lab import Progress
 from largeprompt.paper.experiment import Computation
 from largeprompt.paper.templates import environment
 
-from . import _concentration, _flow_limits, _in_context, _queries, _regression, _training
+from . import _concentration, _in_context, _queries, _regression, _training
 from ._evidence import Comparison as Comparison
 from ._evidence import Evidence as Evidence
+from ._evidence import Numbers, compared
 
 Kind = Literal["error", "gap", "typo"]
 HEADINGS: dict[Kind, tuple[str, str, str]] = {
@@ -34,6 +35,7 @@ class Erratum:
 
     `error`: a statement that is false. `gap`: a step or a hypothesis that is missing. `typo`: a slip of the pen. The
     texts are paragraphs: what is printed, why it is wrong, what is right, and the example whose numbers are computed.
+    `against` and `repair` name what is compared with what.
     """
 
     key: str
@@ -44,21 +46,28 @@ class Erratum:
     why: str
     correction: str
     setting: str
-    evidence: Callable[[], Evidence]
+    against: list[list[Any]]
+    repair: list[list[Any]]
+    numbers: Callable[[], Numbers]
+
+    def evidence(self) -> Evidence:
+        """The numbers that decide, computed again."""
+        against, repair = self.numbers()
+        return Evidence(compared(self.against, against), compared(self.repair, repair))
 
 
-def _paragraphs(text: str) -> str:
-    """Text without its line breaks, but for those between paragraphs."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
+def _flowing(parts: dict[str, Any]) -> dict[str, Any]:
+    """Texts without their line breaks, but for those between paragraphs; lists as they are."""
+    texts = {name: cleandoc(text).split("\n\n") for name, text in parts.items() if isinstance(text, str)}
+    return parts | {name: "\n\n".join(" ".join(part.split()) for part in text) for name, text in texts.items()}
 
 
 def _errata() -> tuple[Erratum, ...]:
-    """The texts of `errata.toml`, each with the function of its key that computes its evidence."""
+    """The texts of `errata.toml`, each with the function of its key that computes its numbers."""
     texts = tomllib.loads(resources.files(__name__).joinpath("errata.toml").read_text("utf-8"))
-    modules = (_concentration, _queries, _in_context, _regression, _flow_limits, _training)
+    modules = (_concentration, _queries, _in_context, _regression, _training)
     functions = {key: getattr(module, key) for key in texts for module in modules if hasattr(module, key)}
-    words = {key: {name: _paragraphs(text) for name, text in parts.items()} for key, parts in texts.items()}
-    return tuple(Erratum(key, evidence=functions[key], **parts) for key, parts in words.items())  # pyright: ignore
+    return tuple(Erratum(key, numbers=functions[key], **_flowing(parts)) for key, parts in texts.items())
 
 
 ERRATA = _errata()
@@ -104,10 +113,8 @@ def entries(dataset: xr.Dataset) -> list[dict[str, Any]]:
 
 def _entry(erratum: Erratum, found: Evidence) -> dict[str, Any]:
     entry = {field.name: getattr(erratum, field.name) for field in dataclasses.fields(erratum)}
-    del entry["evidence"]
+    del entry["numbers"]
+    shown = ("left", "x", "relation", "y", "right", "holds")
     for name in ("against", "repair"):
-        rows = [dataclasses.asdict(comparison) | {"holds": comparison.holds} for comparison in getattr(found, name)]
-        entry[name] = [
-            {field: row[field] for field in ("left", "x", "relation", "y", "right", "holds")} for row in rows
-        ]
+        entry[name] = [{part: getattr(each, part) for part in shown} for each in getattr(found, name)]
     return entry | {"confirmed": found.confirmed}

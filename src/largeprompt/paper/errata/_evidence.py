@@ -1,12 +1,13 @@
 """The numbers that decide between what is printed and its correction."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any, Literal
 
 Relation = Literal["<", ">", "="]
-Row = tuple[str, float, Relation, float, str] | tuple[str, float, Relation, float, str, float]  # a tolerance last
+Pairs = Sequence[tuple[float, float]]
+Numbers = tuple[Pairs, Pairs]
+"""The numbers of the comparisons against what is printed, and of those for its repair, in the order of their names."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,6 @@ class Evidence:
     repair: tuple[Comparison, ...]
 
     @classmethod
-    def of(cls, against: Iterable[Row], repair: Iterable[Row]) -> "Evidence":
-        """The same from rows: a name, its number, the relation, a number, its name, perhaps a tolerance."""
-        return cls(tuple(starmap(Comparison, against)), tuple(starmap(Comparison, repair)))
-
-    @classmethod
     def read(cls, kept: dict[str, Any]) -> "Evidence":
         """The same from plain data, as `dataclasses.asdict` gives it."""
         return cls(*(tuple(Comparison(**each) for each in kept[name]) for name in ("against", "repair")))
@@ -53,3 +49,9 @@ class Evidence:
     def confirmed(self) -> bool:
         """The rule of every erratum: every comparison of both lists holds, and neither list is empty."""
         return all(rows and all(comparison.holds for comparison in rows) for rows in (self.against, self.repair))
+
+
+def compared(names: Iterable[Sequence[Any]], pairs: Pairs) -> tuple[Comparison, ...]:
+    """Comparisons from their names (left, relation, right and perhaps a tolerance) and their numbers, in one order."""
+    rows = zip(names, pairs, strict=True)
+    return tuple(Comparison(left, x, relation, y, *right) for (left, relation, *right), (x, y) in rows)

@@ -1,40 +1,15 @@
 """What is asked of the paper, one question a module: its computation, dataset, chart, and the claims it settles."""
 
 import dataclasses
-import types
 from typing import Any
 
 from largeprompt.paper.choice import Choice
 from largeprompt.paper.claims import Claim
 from largeprompt.paper.experiment import Experiment
 
-from . import (
-    failed_starts,
-    figure_1,
-    figure_2,
-    figure_3,
-    figure_4,
-    flow_limits,
-    flows,
-    laws,
-    limits,
-    query_in_prompt,
-    speed,
-)
+from . import failed_starts, figure_1, figure_2, figure_3, figure_4, flow_limits, flows, laws, limits, speed
 
-_MODULES: tuple[types.ModuleType, ...] = (
-    figure_1,
-    figure_2,
-    failed_starts,
-    figure_3,
-    figure_4,
-    laws,
-    flows,
-    flow_limits,
-    limits,
-    query_in_prompt,
-    speed,
-)
+_MODULES = (figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed)
 
 
 def _found(kind: type) -> list[Any]:

@@ -76,34 +76,21 @@ class Gaps(Computation):
         columns, refusals = [], {}
         with progress.task(self.title, len(self.lengths)) as advance:
             for L in self.lengths:
-                columns.append(self._exact(pairs, task, L, refusals) | self._measured(pairs, task, L))
+                columns.append(xr.Dataset(self._exact(pairs, task, L, refusals) | self._measured(pairs, task, L)))
                 advance(1, f"L = {L}")
-        found = {name: np.stack([column[name] for column in columns], axis=-1) for name in columns[0]}
-        found["prompts"] = np.array([self.sampled(L) for L in self.lengths], np.int32)
-        dims: Any = {
-            "prompts": "L",
-            "measured_mean": ("quantity", "L"),
-            "measured_mean_stderr": ("quantity", "L"),
-            "size": ("head", "L"),
-        }
-        return xr.Dataset(
-            {name: (dims.get(name, ("quantity", "head", "L")), values) for name, values in found.items()},
-            coords={
-                "quantity": list(QUANTITIES),
-                "head": np.arange(self.heads, dtype=np.int32),
-                "L": np.asarray(self.lengths, np.int32),
-            },
-            attrs={
-                "covariance": self.covariance,
-                "measured_heads": self.measured_heads,
-                "sampler": "whole prompts; queries and coefficients from a wider law, importance-weighted",
-                "bound_refusal": "; ".join(dict.fromkeys(refusals.values())),
-            },
+        found = xr.concat(columns, "L").transpose("quantity", "head", "L")
+        found["prompts"] = "L", np.array([self.sampled(L) for L in self.lengths], np.int32)
+        heads, lengths = np.arange(self.heads, dtype=np.int32), np.asarray(self.lengths, np.int32)
+        return found.assign_coords(quantity=list(QUANTITIES), head=heads, L=lengths).assign_attrs(
+            covariance=self.covariance,
+            measured_heads=self.measured_heads,
+            sampler="whole prompts; queries and coefficients from a wider law, importance-weighted",
+            bound_refusal="; ".join(dict.fromkeys(refusals.values())),
         )
 
     def _exact(
         self, pairs: list[tuple[Head, Head]], task: LinearRegression, L: int, refusals: dict[str, str]
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         key, squared = jax.random.key(self.seed), self.conventions.loss_factor**2
         rows = []
         for softmax, linear in pairs:
@@ -117,14 +104,10 @@ class Gaps(Computation):
             bound[1] += math.log10(squared)
             rows.append((found, np.array(bound), squared * float(norm(finite)) ** 2))
         values, limits, sizes = (np.stack(part) for part in zip(*rows, strict=True))
-        return {
-            "exact": values[:, :, 0].T,
-            "exact_stderr": values[:, :, 1].T,
-            "bound_log10": limits.T,
-            "size": sizes,
-        }
+        both = {"exact": values[:, :, 0].T, "exact_stderr": values[:, :, 1].T, "bound_log10": limits.T}
+        return {name: (("quantity", "head"), part) for name, part in both.items()} | {"size": ("head", sizes)}
 
-    def _measured(self, pairs: list[tuple[Head, Head]], task: LinearRegression, L: int) -> dict[str, np.ndarray]:
+    def _measured(self, pairs: list[tuple[Head, Head]], task: LinearRegression, L: int) -> dict[str, Any]:
         h = self.measured_heads
         squares, rows = differences([softmax for softmax, _ in pairs[:h]], task, L, self.sampled(L), self.seed)
         rows *= self.conventions.loss_factor
@@ -135,8 +118,12 @@ class Gaps(Computation):
         # heads read the same prompts: the error of their mean is not that of independent ones
         together, of_all = squared_mean(rows.reshape(len(rows), -1))
         mean, mean_error = [squares.mean(), together / h], [standard_error(squares.mean(axis=1)), of_all / h]
-        found = {"measured": value, "measured_stderr": error, "measured_mean": mean, "measured_mean_stderr": mean_error}
-        return {name: np.asarray(part, float) for name, part in found.items()}
+        return {
+            "measured": (("quantity", "head"), value),
+            "measured_stderr": (("quantity", "head"), error),
+            "measured_mean": ("quantity", np.asarray(mean, float)),
+            "measured_mean_stderr": ("quantity", np.asarray(mean_error, float)),
+        }
 
 
 def standard_error(rows: np.ndarray) -> Any:

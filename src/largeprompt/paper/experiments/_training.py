@@ -1,8 +1,6 @@
 """What the experiments along training share: all seeds at some lengths, and flows at the recorded steps of a run."""
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -10,57 +8,71 @@ import xarray as xr
 from jaxtyping import Float
 
 from largeprompt.dynamics import Trajectory, gradient_flow
-from largeprompt.lab import Run
-from largeprompt.paper.choice import MEMBERS, Choice
+from largeprompt.lab import VERDICTS, Run
+from largeprompt.paper.chart import Series
+from largeprompt.paper.choice import ANISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Finding, not_settled
 from largeprompt.paper.experiment import Experiment, Needed, Results
 
+COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
+"""The lengths whose risk is followed, by preset."""
 _ENOUGH = 100_000  # steps, twice those by which the paper sees its runs converge
 
 
-@dataclasses.dataclass(frozen=True)
 class AllSeeds(Experiment):
-    """Risks and distances along training from all seeds at some lengths, for claims that count seeds.
+    """Risks and distances along training from all seeds, at the shortest, at middle and at the longest prompts.
 
-    `seeds` says how many were trained at each length; after these all is NaN.
+    For claims that count seeds: `seeds` says how many were trained at each length; after these all is NaN.
     """
 
     drawn: ClassVar[bool] = False
-    lengths: Callable[[Choice], tuple[int, ...]] = dataclasses.field(kw_only=True)
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
-        runs = choice.all_runs(self.covariance, self.lengths(choice))
-        return tuple(run for of_length in runs.values() for run in of_length)
+        return all_of(choice.all_runs(self.covariance, COURSES[choice.preset]))
 
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        runs = choice.all_runs(self.covariance, self.lengths(choice))
+        runs = choice.all_runs(self.covariance, COURSES[choice.preset])
+        data = gathered(runs, results, "distance", "risk", "verdict")
+        data["seeds"] = "L", [len(of_length) for of_length in runs.values()]
         steps = choice.protocol.record.steps(choice.protocol.steps)
-        dims = ("L", "seed", "step")
-        return xr.Dataset(
-            {
-                "distance": (dims, stacked(runs, results, "distance")),
-                "risk": (("member", *dims), stacked(runs, results, "risk")),
-                "verdict": (("member", "L", "seed"), stacked(runs, results, "verdict", "")),
-                "seeds": ("L", [len(of_length) for of_length in runs.values()]),
-            },
-            {"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "step": steps},
-            {"covariance": self.covariance, "steps": choice.protocol.steps},
-        )
+        return data.assign_coords(step=steps).assign_attrs(covariance=self.covariance, steps=choice.protocol.steps)
 
 
-def stacked(
-    runs: Mapping[int, Sequence[Run]], results: Results, name: str, missing: float | str = math.nan
-) -> np.ndarray:
-    """A variable of runs by attention, if it has one, length and seed, and all else; `missing` for seeds not run."""
-    rows, axis = [], 0
-    most = max(map(len, runs.values()))
+ALL_SEEDS = AllSeeds("all seeds, isotropic"), AllSeeds("all seeds, anisotropic", ANISOTROPIC)
+
+
+def all_of(runs: Mapping[int, Sequence[Run]]) -> tuple[Needed, ...]:
+    """The runs of all lengths."""
+    return tuple(run for of_length in runs.values() for run in of_length)
+
+
+def gathered(runs: Mapping[int, Sequence[Run]], results: Results, *names: str) -> xr.Dataset:
+    """Variables of runs by attention, if they have one, length, seed and all else; NaN or empty for seeds not run."""
+    rows = []
     for of_length in runs.values():
-        found = [results[run][name] for run in of_length]
-        axis = int("member" in found[0].dims)
-        values = [(data.sel(member=list(MEMBERS)) if axis else data).values for data in found]
-        values += [np.full_like(values[0], missing)] * (most - len(values))
-        rows.append(np.stack(values, axis))
-    return np.stack(rows, axis)
+        seeds = xr.concat([results[run][list(names)] for run in of_length], "seed", combine_attrs="drop")
+        rows.append(seeds.assign_coords(seed=np.arange(len(of_length))))
+    data = xr.concat(rows, "L", join="outer", fill_value={"verdict": ""}, combine_attrs="drop")
+    data = data.sel(member=list(MEMBERS)).transpose("member", "L", "seed", "step")
+    coords = {"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "seed": data.seed.values}
+    columns = {name: (column.dims, column.values) for name, column in data.data_vars.items()}
+    return xr.Dataset(columns, coords | {"step": data.step.values})
+
+
+def counts_of(verdicts: np.ndarray, who: str = "") -> list[str]:
+    """How many runs ended how, of those that were run."""
+    return [f"{who}{count} {end}" for end in VERDICTS if (count := int((verdicts == end).sum()))]
+
+
+def median_of_seeds(
+    label: str, steps: np.ndarray, curves: Float[np.ndarray, "s t"], colour: str, each: str
+) -> list[Series]:
+    """The median of curves over steps, and if there are several seeds their range and each, by the label `each`."""
+    several = len(curves) > 1
+    limits = {"low": curves.min(axis=0), "high": curves.max(axis=0)} if several else {}
+    middle = Series(label, steps, np.median(curves, axis=0), colour=colour, **limits)
+    seeds = enumerate(curves if several else ())
+    return [middle, *(Series(each.format(i), steps, curve, "seed", colour, in_legend=False) for i, curve in seeds)]
 
 
 def too_short(data: xr.Dataset) -> Finding | None:

@@ -14,17 +14,14 @@ _MANY = 10  # seeds: fewer cannot settle a share at one length
 _OPEN = ["unfinished", "settled"]  # whether such a run is at the optimum is not known
 
 
-@claim(
-    "C11",
-    "Appendix A.2",
-    "Softmax attention trains more stably than linear attention, which fails from some random starts.",
-    "Share of runs trapped or diverged, linear minus softmax from the same starts on the same tokens, mean over "
-    "all runs. The error is over seeds, and that which it would have if both were alike; pairs unfinished or "
-    "settled count as alike, and widen it.",
-    *BOTH,
-    seeds=10,
-)
+@claim("C11", "Appendix A.2", *BOTH, seeds=10)
 def _stability(*both: xr.Dataset) -> Finding:
+    """Softmax attention trains more stably than linear attention, which fails from some random starts.
+
+    Share of runs trapped or diverged, linear minus softmax from the same starts on the same tokens, mean over all runs.
+    The error is over seeds, and that which it would have if both were alike; pairs unfinished or settled count as
+    alike, and widen it.
+    """
     checks, counts = [], []
     for name, data in zip(_NAMES, both, strict=True):
         run, left = (data.verdict != "").all("member"), data.verdict.isin(_OPEN).any("member")
@@ -41,16 +38,13 @@ def _stability(*both: xr.Dataset) -> Finding:
     return Finding(tuple(checks), f"Failed is trapped or diverged; {'; '.join(counts)} pairs.")
 
 
-@claim(
-    "T14",
-    "Section 5, after Assumption 5.1",
-    "The structured start of Assumption 5.1 is not necessary in practice: default starts reach the optimum too.",
-    "For each covariance and attention the share of runs that converged, at lengths with ten or more seeds and "
-    "over all lengths: more than half, by the error that half would have over these seeds.",
-    *BOTH,
-    seeds=10,
-)
+@claim("T14", "Section 5, after Assumption 5.1", *BOTH, seeds=10)
 def _default_starts(*both: xr.Dataset) -> Finding:
+    """The structured start of Assumption 5.1 is not necessary in practice: default starts reach the optimum too.
+
+    For each covariance and attention the share of runs that converged, at lengths with ten or more seeds and over all
+    lengths: more than half, by the error that half would have over these seeds.
+    """
     checks = []
     for name, data in zip(_NAMES, both, strict=True):
         for member in MEMBERS:

@@ -190,7 +190,11 @@ _RULE = (
 
 
 def judge(*figures: xr.Dataset) -> Finding:
-    """The checks of both covariances, from the datasets of their figures."""
+    """With the same weights, at initialisation, the {what} of softmax and linear attention become increasingly close as
+    L grows, and coincide in the limit.
+
+    {rule}
+    """
     sizes, L = figures[0].sizes, figures[0].L.values
     if sizes["L"] < LENGTHS or sizes["head"] < HEADS or L.max() < RANGE * L.min():
         return not_settled(
@@ -213,24 +217,10 @@ def _checks(data: xr.Dataset) -> list[Check]:
         Check(f"{covariance}: gap at L = {L[-1]} over that at {L[0]}", share, "<", SHARE, wider * share_error),
         worst(f"{covariance}: ratio of successive gaps", steps[:, 0], wider * steps[:, 1], between, "<", 1.0),
         Check(f"{covariance}: log-log slope from L = {L[len(L) // 2]} on", slope, "<", SLOPE, wider * slope_error),
-        Check(
-            f"{covariance}: measured over exact",
-            ratio,
-            "=",
-            1.0,
-            error,
-            tolerance=TOLERANCE,
-            resolution=TOLERANCE / 3,
-        ),
+        Check(f"{covariance}: measured over exact", ratio, "=", 1.0, error, TOLERANCE, resolution=TOLERANCE / 3),
     ]
 
 
-_STATEMENT = (
-    "With the same weights, at initialisation, the {} of softmax and linear attention become increasingly close as L "
-    "grows, and coincide in the limit."
-)
 _PLACE = "Section 6, Figure {}; Appendix A.2.2, Figure {}"
-C1 = claim("C1", _PLACE.format("1a", "5a"), _STATEMENT.format("outputs"), _RULE, FIGURE_1A, FIGURE_5A)(judge)
-C2 = claim("C2", _PLACE.format("1b", "5b"), _STATEMENT.format("gradients of the risk"), _RULE, FIGURE_1B, FIGURE_5B)(
-    judge
-)
+C1 = claim("C1", _PLACE.format("1a", "5a"), FIGURE_1A, FIGURE_5A, what="outputs", rule=_RULE)(judge)
+C2 = claim("C2", _PLACE.format("1b", "5b"), FIGURE_1B, FIGURE_5B, what="gradients of the risk", rule=_RULE)(judge)

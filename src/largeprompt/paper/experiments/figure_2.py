@@ -15,12 +15,12 @@ from largeprompt.icl import (
     optimal_softmax,
     stationary_points,
 )
-from largeprompt.lab import VERDICTS, Progress, Run
+from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level, over_seeds
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, Choice, covariates
 from largeprompt.paper.claims import Check, Finding, claim, equal, widened, worst
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import stacked
+from largeprompt.paper.experiments._training import all_of, counts_of, gathered
 
 TRAPS: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
     "smoke": (),
@@ -85,6 +85,7 @@ def _lowest(points: list[StationaryPoint], *kinds: str) -> float:
 
 _MARKS = {"softmax": "o", "linear": "s"}
 _CURVES = ("Bayes", *(f"{member}_{what}" for member in MEMBERS for what in ("optimum", "trap", "saddle")))
+_ENDS = {"risk": "exact risk at the last parameters", "risk_stderr": "standard error of that risk, over its nodes"}
 _SMOOTH = 9  # lengths from which exact curves look smooth
 
 
@@ -99,13 +100,16 @@ class FinalRisk(Experiment):
     )
 
     def needs(self, choice: Choice) -> tuple[Needed, ...]:
-        return (levels(choice, self.covariance), *_trained(choice, self.covariance))
+        return (levels(choice, self.covariance), *all_of(choice.all_runs(self.covariance, choice.protocol.lengths)))
 
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
         known = results[levels(choice, self.covariance)]
         known = known.rename(softmax="softmax_optimum", linear="linear_optimum")
         curves = known[list(_CURVES)].rename({name: f"{name}_curve" for name in _CURVES} | {"L": "length"})
-        ends = final_risks(choice, self.covariance, results)
+        runs = choice.all_runs(self.covariance, choice.protocol.lengths)
+        ends = gathered(runs, results, *_ENDS, "verdict").isel(step=-1, drop=True)
+        for name, words in _ENDS.items():
+            ends[name].attrs["long_name"] = words
         return xr.merge([known.sel(L=ends.L), curves, ends], combine_attrs="drop").assign_attrs(
             covariance=self.covariance, steps=choice.protocol.steps, risk="half the mean squared error"
         )
@@ -150,9 +154,8 @@ class FinalRisk(Experiment):
             parts = [_ends_at(at, member) for member in MEMBERS]
             lines.append(f"L = {L}: {'; '.join(parts)}; Bayes {float(at.Bayes):.5f}.")
         for member in MEMBERS:
-            ends = data.verdict.sel(member=member).values.ravel()
-            counts = [f"{int((ends == end).sum())} {end}" for end in VERDICTS if (ends == end).any()]
-            lines.append(f"{member}: of {int((ends != '').sum())} runs {', '.join(counts)}.")
+            ends = data.verdict.sel(member=member).values
+            lines.append(f"{member}: of {int((ends != '').sum())} runs {', '.join(counts_of(ends))}.")
         return lines
 
 
@@ -170,26 +173,6 @@ def levels(choice: Choice, covariance: str) -> Levels:
     between = np.geomspace(own[0], own[-1], _SMOOTH).round().astype(int) if len(own) < _SMOOTH else ()
     lengths = sorted({*own, *(int(L) for L in between)})
     return Levels(covariance, tuple(lengths), traps, query_sigma=choice.conventions.query_sigma)
-
-
-def _trained(choice: Choice, covariance: str) -> tuple[Needed, ...]:
-    runs = choice.all_runs(covariance, choice.protocol.lengths)
-    return tuple(run for of_length in runs.values() for run in of_length)
-
-
-def final_risks(choice: Choice, covariance: str, results: Results) -> xr.Dataset:
-    """Where every run ended, by attention, length and seed; a seed that was not run at a length is NaN."""
-    runs = choice.all_runs(covariance, choice.protocol.lengths)
-    risk, error = (stacked(runs, results, name)[..., -1] for name in ("risk", "risk_stderr"))
-    dims = ("member", "L", "seed")
-    return xr.Dataset(
-        {
-            "risk": (dims, risk, {"long_name": "exact risk at the last parameters"}),
-            "risk_stderr": (dims, error, {"long_name": "standard error of that risk, over its nodes"}),
-            "verdict": (dims, stacked(runs, results, "verdict", "")),
-        },
-        coords={"member": list(MEMBERS), "L": np.asarray(list(runs), np.int32), "seed": np.arange(risk.shape[-1])},
-    )
 
 
 FIGURE_2, FIGURE_6 = FinalRisk("2"), FinalRisk("6", ANISOTROPIC)
@@ -252,12 +235,7 @@ def _to_the_floor(data: xr.Dataset) -> tuple[Check, ...]:
 
 def _about(data: xr.Dataset) -> str:
     """Which runs the numbers are of."""
-    counts = [
-        f"{member} {int((data.verdict.sel(member=member) == end).sum())} {end}"
-        for member in MEMBERS
-        for end in VERDICTS
-        if (data.verdict.sel(member=member) == end).any()
-    ]
+    counts = [part for who in MEMBERS for part in counts_of(data.verdict.sel(member=who).values, f"{who} ")]
     return f"Means over the runs that converged; of all runs: {', '.join(counts)}."
 
 
@@ -267,46 +245,37 @@ _ERROR = (
 )
 
 
-@claim(
-    "C3",
-    "Section 6, Figure 2",
-    "At convergence linear attention beats softmax at every prompt length, neither beats ridge regression, and the "
-    "gap between the two narrows as prompts grow.",
-    "The mean final risk of the runs that converged at each length; the worst margin over lengths, in errors. "
-    f"{_ERROR} Linear attention above Bayes is a theorem, and checks the runs.",
-    FIGURE_2,
-    seeds=2,
-)
+@claim("C3", "Section 6, Figure 2", FIGURE_2, seeds=2, error=_ERROR)
 def _order_of_risks(data: xr.Dataset) -> Finding:
+    """At convergence linear attention beats softmax at every prompt length, neither beats ridge regression, and the gap
+    between the two narrows as prompts grow.
+
+    The mean final risk of the runs that converged at each length; the worst margin over lengths, in errors. {error}
+    Linear attention above Bayes is a theorem, and checks the runs.
+    """
     pairs = (data.risk.sel(member="softmax") - data.risk.sel(member="linear")).values
     against, n = int((pairs < 0).sum()), int(np.isfinite(pairs).sum())
     remark = f"{_about(data)} Seed by seed softmax ends below linear in {against} of {n} pairs, linear being trapped."
     return Finding(_order(data), remark)
 
 
-@claim(
-    "C4",
-    "Section 6, Figure 2",
-    "As prompts grow both attentions reach the level of the label noise, s²/2.",
-    "The intercept a of a + b/L through the mean risks of converged runs at the two longest lengths, within 0.002 "
-    f"of s²/2. {_ERROR}",
-    FIGURE_2,
-    seeds=2,
-)
+@claim("C4", "Section 6, Figure 2", FIGURE_2, seeds=2, error=_ERROR)
 def _level_of_the_noise(data: xr.Dataset) -> Finding:
+    """As prompts grow both attentions reach the level of the label noise, s²/2.
+
+    The intercept a of a + b/L through the mean risks of converged runs at the two longest lengths, within 0.002 of
+    s²/2. {error}
+    """
     return Finding(_to_the_floor(data), _about(data))
 
 
-@claim(
-    "C7",
-    "Appendix A.2.2, Figure 6",
-    "Anisotropic covariates behave alike: both attentions approach the Bayes optimum as prompts grow, with the gap "
-    "and the order of the isotropic case.",
-    "As for C3 and C4, with the Kac-Murdock-Szegö covariance.",
-    FIGURE_6,
-    seeds=2,
-)
+@claim("C7", "Appendix A.2.2, Figure 6", FIGURE_6, seeds=2)
 def _anisotropic_alike(data: xr.Dataset) -> Finding:
+    """Anisotropic covariates behave alike: both attentions approach the Bayes optimum as prompts grow, with the gap and
+    the order of the isotropic case.
+
+    As for C3 and C4, with the Kac-Murdock-Szegö covariance.
+    """
     return Finding((*_to_the_floor(data), *_order(data)), _about(data))
 
 
@@ -320,16 +289,13 @@ def _excess(both: tuple[xr.Dataset, ...], member: str, above: str) -> tuple[np.n
     return tuple(found)
 
 
-@claim(
-    "C8",
-    "Appendix A.2.2, Figure 6",
-    "With anisotropic covariates the risk converges more slowly to the Bayes optimum as prompts grow.",
-    "By what factor the mean risk of converged runs, above the noise and above the Bayes risk of the same length, "
-    f"falls from the shortest prompts to the longest: isotropic over anisotropic, above 1. {_ERROR}",
-    *BOTH,
-    seeds=2,
-)
+@claim("C8", "Appendix A.2.2, Figure 6", *BOTH, seeds=2, error=_ERROR)
 def _slower_in_length(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the risk converges more slowly to the Bayes optimum as prompts grow.
+
+    By what factor the mean risk of converged runs, above the noise and above the Bayes risk of the same length, falls
+    from the shortest prompts to the longest: isotropic over anisotropic, above 1. {error}
+    """
     checks, falls_of = [], []
     short, long = both[0].L.values[[0, -1]]
     for above, name in _ABOVE.items():
@@ -348,16 +314,13 @@ def _slower_in_length(*both: xr.Dataset) -> Finding:
     )
 
 
-@claim(
-    "C12",
-    "Appendix A.2.2, last paragraph",
-    "With anisotropic covariates longer prompts may be required for a performance comparable to the isotropic one.",
-    "Mean risk of converged runs above the Bayes risk of the same length, anisotropic over isotropic, geometric "
-    f"mean over lengths: above 1. {_ERROR}",
-    *BOTH,
-    seeds=2,
-)
+@claim("C12", "Appendix A.2.2, last paragraph", *BOTH, seeds=2, error=_ERROR)
 def _longer_prompts_needed(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates longer prompts may be required for a performance comparable to the isotropic one.
+
+    Mean risk of converged runs above the Bayes risk of the same length, anisotropic over isotropic, geometric mean over
+    lengths: above 1. {error}
+    """
     checks, ends_of = [], []
     for member in MEMBERS:
         base, base_error, other, error = _excess(both, member, "Bayes")

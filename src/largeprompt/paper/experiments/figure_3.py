@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 
 from largeprompt.lab import Progress, Run
-from largeprompt.paper.chart import Chart, Panel, Series, sequence
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, Choice
+from largeprompt.paper.chart import Chart, Panel, sequence
+from largeprompt.paper.choice import ANISOTROPIC, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_over_seeds
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, too_short
+from largeprompt.paper.experiments._training import ALL_SEEDS, followed, median_of_seeds, recorded, too_short
 
 PATHS = {
     "smoke": (10, 40),
@@ -113,29 +113,13 @@ def _panel(name: str, data: xr.Dataset) -> Panel:
     later = data.sel(step=data.step[data.step >= 10])
     series = []
     for L, hue in zip(later.L.values, sequence(later.sizes["L"]), strict=True):
-        curves = later[name].sel(L=L).values
-        many = len(curves) > 1
-        limits = {"low": curves.min(axis=0), "high": curves.max(axis=0)} if many else {}
-        series.append(Series(f"L = {L}", later.step.values, np.median(curves, axis=0), colour=hue, **limits))
-        for curve in curves if many else ():
-            series.append(Series(f"L = {L}", later.step.values, curve, "seed", hue, in_legend=False))
+        series += median_of_seeds(f"L = {L}", later.step.values, later[name].sel(L=L).values, hue, f"L = {L}")
     return Panel(DISTANCES[name].replace("  ", "\n"), "step", "squared distance", tuple(series))
 
 
 FIGURE_3, FIGURE_7 = Paths("3"), Paths("7", ANISOTROPIC)
 
-_EARLY = 10_000  # step, a fiftieth of the paper's training
 _LATE = 1000  # the step from which falls back are counted: before it the distance is all noise
-
-
-def _compared(choice: Choice) -> tuple[int, ...]:
-    """The shortest prompts, those of about 100 tokens, and the longest."""
-    lengths = PATHS[choice.preset]
-    return tuple(dict.fromkeys([lengths[0], min(lengths, key=lambda L: abs(L - 100)), lengths[-1]]))
-
-
-ISOTROPIC_PATHS = AllSeeds("isotropic paths, all seeds", ISOTROPIC, lengths=_compared)
-ANISOTROPIC_PATHS = AllSeeds("anisotropic paths, all seeds", ANISOTROPIC, lengths=_compared)
 
 
 def _apart(data: xr.Dataset) -> dict[int, np.ndarray]:
@@ -154,7 +138,7 @@ def _difference(long: np.ndarray, short: np.ndarray) -> tuple[float, float]:
 def _closer(data: xr.Dataset, when: tuple[str, ...]) -> tuple[Check, ...]:
     """From the shortest prompts to those of about 100 tokens, and on to the longest: does the distance fall?"""
     apart, steps = _apart(data), data.step.values
-    at = {"early": int(np.argmin(np.abs(steps - min(_EARLY, data.steps / 2)))), "last": len(steps) - 1}
+    at = {"early": int(np.argmax(steps == early_step(data))), "last": len(steps) - 1}
     checks = []
     for name in when:
         for short, long in itertools.pairwise(apart):
@@ -164,18 +148,14 @@ def _closer(data: xr.Dataset, when: tuple[str, ...]) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-@claim(
-    "C5",
-    "Section 6, Figure 3",
-    "Trained from the same weights on the same tokens, the parameters of softmax and linear attention lie closer "
-    "the longer the prompts.",
-    "Ratio of ‖θ_soft − θ_lin‖² between lengths, mean of its logarithm over seeds: below 1 from the shortest "
-    "prompts to the middle ones and on to the longest, at the end of training and early in it.",
-    ISOTROPIC_PATHS,
-    figures=("3",),
-    seeds=3,
-)
+@claim("C5", "Section 6, Figure 3", ALL_SEEDS[0], figures=("3",), seeds=3)
 def _parameters_come_closer(data: xr.Dataset) -> Finding:
+    """Trained from the same weights on the same tokens, the parameters of softmax and linear attention lie closer the
+    longer the prompts.
+
+    Ratio of ‖θ_soft − θ_lin‖² between lengths, mean of its logarithm over seeds: below 1 from the shortest prompts to
+    the middle ones and on to the longest, at the end of training and early in it.
+    """
     if short := too_short(data):
         return short
     checks = _closer(data, ("last", "early"))
@@ -192,19 +172,14 @@ def _retreat(curves: np.ndarray) -> np.ndarray:
     return -np.minimum(np.diff(curves, axis=-1), 0).sum(axis=-1)
 
 
-@claim(
-    "C9",
-    "Appendix A.2.2, Figure 7",
-    "With anisotropic covariates the distance of the two attentions evolves more erratically, above all for short "
-    "prompts, and more regularly for long ones; still they lie closer the longer the prompts.",
-    "Sum of all falls of log₁₀ ‖θ_soft − θ_lin‖² along training, compared at the shortest length between "
-    "covariances, and between the shortest and the longest; the ratios of C5, early in training.",
-    ISOTROPIC_PATHS,
-    ANISOTROPIC_PATHS,
-    figures=("3", "7"),
-    seeds=3,
-)
+@claim("C9", "Appendix A.2.2, Figure 7", *ALL_SEEDS, figures=("3", "7"), seeds=3)
 def _erratic_when_anisotropic(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the distance of the two attentions evolves more erratically, above all for short
+    prompts, and more regularly for long ones; still they lie closer the longer the prompts.
+
+    Sum of all falls of log₁₀ ‖θ_soft − θ_lin‖² along training, compared at the shortest length between covariances, and
+    between the shortest and the longest; the ratios of C5, early in training.
+    """
     if few := too_short(both[0]):
         return few
     late = both[0].step.values >= _LATE

@@ -11,15 +11,21 @@ import xarray as xr
 from scipy.signal import find_peaks
 
 from largeprompt.icl import risk_function
-from largeprompt.lab import VERDICTS, Progress, Run
+from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
-from largeprompt.paper.choice import ANISOTROPIC, ISOTROPIC, MEMBERS, Choice
+from largeprompt.paper.choice import ANISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_of_counts, mean_over_seeds, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
-from largeprompt.paper.experiments._training import AllSeeds, followed, recorded, stacked, too_short
-
-COURSES = {"smoke": (10, 40), "quick": (10, 100, 1000), "paper": (10, 100, 1000)}
-"""The lengths whose risk is followed, by preset."""
+from largeprompt.paper.experiments._training import (
+    ALL_SEEDS,
+    COURSES,
+    counts_of,
+    followed,
+    gathered,
+    median_of_seeds,
+    recorded,
+    too_short,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +70,20 @@ class Courses(Experiment):
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
         lengths = COURSES[choice.preset]
         runs = {L: choice.runs(self.covariance, (L,)) for L in lengths}
-        risk = stacked(runs, results, "risk")
-        flow, cut = np.full_like(risk, np.nan), []
+        along = gathered(runs, results, "risk", "verdict", "optimum", "Bayes")
+        flow, cut = np.full_like(along.risk, np.nan), []
         for (member, L, seed), item in _flows(choice, self.covariance).items():
             flow[MEMBERS.index(member), lengths.index(L), seed] = results[item].risk.values
             if results[item].attrs.get("cut_short"):
                 cut.append(f"{member}, L = {L}, seed {seed}: {results[item].attrs['cut_short']}")
-        first = [results[of_length[0]] for of_length in runs.values()]
-        dims = ("member", "L", "seed")
+        first = along.isel(seed=0, drop=True)
         return xr.Dataset(
             {
-                "risk": ((*dims, "step"), risk, {"long_name": "exact risk along SGD"}),
-                "flow": ((*dims, "step"), flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
-                "verdict": (dims, stacked(runs, results, "verdict")),
-                "optimum": (dims[:2], stacked(runs, results, "optimum")[:, :, 0]),
-                "Bayes": ("L", [float(data.Bayes) for data in first]),
-            },
-            coords={
-                "member": list(MEMBERS),
-                "L": np.asarray(lengths, np.int32),
-                "seed": np.arange(choice.protocol.seeds),
-                "step": first[0].step.values,
+                "risk": along.risk.assign_attrs(long_name="exact risk along SGD"),
+                "flow": (along.risk.dims, flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
+                "verdict": along.verdict,
+                "optimum": first.optimum,
+                "Bayes": first.Bayes,
             },
             attrs={
                 "covariance": self.covariance,
@@ -140,14 +139,8 @@ def _panel(data: xr.Dataset) -> Panel:
     steps, series = later.step.values, []
     for member in MEMBERS:
         hue, here = OF_ATTENTION[member], later.sel(member=member)
-        risk, many = here.risk.values, here.sizes["seed"] > 1
-        limits = {"low": risk.min(axis=0), "high": risk.max(axis=0)} if many else {}
-        series.append(
-            Series(f"{member} (median, range over seeds)", steps, np.median(risk, axis=0), colour=hue, **limits)
-        )
-        for seed in here.seed.values if many else ():
-            style = {"colour": hue, "in_legend": False}
-            series.append(Series(f"{member}, seed {seed}", steps, risk[seed], "seed", **style))
+        names = f"{member} (median, range over seeds)", f"{member}, seed {{}}"
+        series += median_of_seeds(names[0], steps, here.risk.values, hue, names[1])
         followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).any()]
         whose = "" if len(followed) == here.sizes["seed"] else f" of seed {', '.join(map(str, followed))}"
         for seed in followed:
@@ -159,10 +152,6 @@ def _panel(data: xr.Dataset) -> Panel:
 
 
 FIGURE_4, FIGURE_8 = Courses("4"), Courses("8", ANISOTROPIC)
-ISOTROPIC_COURSES, ANISOTROPIC_COURSES = (
-    AllSeeds(f"courses, all seeds, {name}", name, lengths=lambda choice: COURSES[choice.preset])
-    for name in (ISOTROPIC, ANISOTROPIC)
-)
 
 _LEFT = 0.01  # of the whole fall, at which a run counts as having converged
 _DECADES, _GRID = 3.7, 75  # the last decades of steps, in which risks fall, and points on them
@@ -193,17 +182,13 @@ def _falls(risk: np.ndarray, steps: np.ndarray) -> float:
     return float(len(peaks))
 
 
-@claim(
-    "C6",
-    "Appendix A.2.1, Figure 4",
-    "With isotropic covariates training converges before 50 000 steps.",
-    "Step by which 99 % of the fall of the risk is done, mean over all seeds, for each attention and length. The "
-    "error is over seeds, and has the distance of recorded steps.",
-    ISOTROPIC_COURSES,
-    figures=("4",),
-    seeds=3,
-)
+@claim("C6", "Appendix A.2.1, Figure 4", ALL_SEEDS[0], figures=("4",), seeds=3)
 def _converges_early(data: xr.Dataset) -> Finding:
+    """With isotropic covariates training converges before 50 000 steps.
+
+    Step by which 99 % of the fall of the risk is done, mean over all seeds, for each attention and length. The error is
+    over seeds, and has the distance of recorded steps.
+    """
     if short := too_short(data):
         return short
     checks, ends = [], []
@@ -214,25 +199,20 @@ def _converges_early(data: xr.Dataset) -> Finding:
             centre, error = mean_over_seeds(falls[:, 0], rounding=float(falls[:, 1].max()))
             label = f"{member}, L = {L}: step by which 99 % of the fall is done, mean over {len(falls)} seeds"
             checks.append(Check(label, centre, "<", 50_000.0, error))
-            ends += runs.verdict.values.tolist()
+            ends.append(runs.verdict.values)
     checks.sort(key=lambda check: check.margin / max(check.error, 1e-9))
-    counts = [f"{ends.count(end)} {end}" for end in VERDICTS if end in ends]
+    counts = counts_of(np.concatenate(ends))
     return Finding(tuple(checks), f"Of all runs, whatever they fall to: {', '.join(counts)}.")
 
 
-@claim(
-    "C10",
-    "Appendix A.2.2, Figure 8",
-    "With anisotropic covariates the risk falls more irregularly along training.",
-    "Separate falls of the risk over the logarithm of steps (peaks of its speed, a tenth of the highest or more), "
-    "anisotropic less isotropic from the same seeds, mean over attentions, lengths and seeds. Its error is over "
-    "seeds, and that which it would have if both were alike: fewer than ten seeds cannot settle it.",
-    ISOTROPIC_COURSES,
-    ANISOTROPIC_COURSES,
-    figures=("4", "8"),
-    seeds=10,
-)
+@claim("C10", "Appendix A.2.2, Figure 8", *ALL_SEEDS, figures=("4", "8"), seeds=10)
 def _irregular_when_anisotropic(*both: xr.Dataset) -> Finding:
+    """With anisotropic covariates the risk falls more irregularly along training.
+
+    Separate falls of the risk over the logarithm of steps (peaks of its speed, a tenth of the highest or more),
+    anisotropic less isotropic from the same seeds, mean over attentions, lengths and seeds. Its error is over seeds,
+    and that which it would have if both were alike: fewer than ten seeds cannot settle it.
+    """
     if short := too_short(both[0]):
         return short
     lengths = both[0].L.values

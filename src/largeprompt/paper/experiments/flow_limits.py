@@ -1,6 +1,7 @@
 """Claims T10 to T13: where do gradient flows end, what do they keep, and do their risks ever rise?"""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -63,13 +64,10 @@ class FlowLimits(Computation):
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         times = _times(self.time, self.points)
-        rows = [self._flow(covariance, noise, times) for covariance in self.covariances for noise in self.noise]
-        names = [(covariance, noise) for covariance in self.covariances for noise in self.noise]
-        return xr.concat(rows, "flow").assign_coords(
-            time=times,
-            covariance=("flow", [covariance for covariance, _ in names]),
-            noise=("flow", [noise for _, noise in names]),
-        )
+        names = list(itertools.product(self.covariances, self.noise))
+        covariances, noise = (("flow", list(column)) for column in zip(*names, strict=True))
+        rows = xr.concat([self._flow(*name, times) for name in names], "flow")
+        return rows.assign_coords(time=times, covariance=covariances, noise=noise)
 
     def _flow(self, covariance: str, noise: float, times: Float[np.ndarray, " t"]) -> xr.Dataset:
         task = LinearRegression(covariance_named(covariance, _D), noise)
@@ -146,8 +144,7 @@ def _off_structure(flow: Trajectory, task: LinearRegression) -> Float[np.ndarray
 
 def _padded(row, size: int) -> Float[np.ndarray, " t"]:
     """A row of a flow that ended early, with its last value to the end."""
-    values = np.asarray(row, float)
-    return np.concatenate([values, np.full(size - len(values), values[-1])])
+    return np.pad(np.asarray(row, float), (0, size - len(row)), mode="edge")
 
 
 _NOISE = (0.0, 0.1)
@@ -222,17 +219,14 @@ def _distance(data: xr.Dataset) -> xr.DataArray:
     return data["distance"].isel(time=-1)
 
 
-@claim(
-    "T10",
-    "Remark 5.3",
-    "From Assumption 5.1 the infinite-prompt flow tends to U = tr(Σ⁻²)^{−1/4} diag(Σ⁻¹, 0) and V = "
-    "tr(Σ⁻²)^{1/4}(0, 1), with risk 0 without label noise; label noise changes nothing but the law of tokens.",
-    "Parameters and risk of the flow at t = 500, d = 5, w ~ N(0, I), a random Θ, both covariances, "
-    "without noise and with variance 0.1, against the limit in closed form.",
-    REGULAR,
-    role="identity",
-)
+@claim("T10", "Remark 5.3", REGULAR, role="identity")
 def _limit_of_the_flow(data: xr.Dataset) -> Finding:
+    """From Assumption 5.1 the infinite-prompt flow tends to U = tr(Σ⁻²)^{−1/4} diag(Σ⁻¹, 0) and V = tr(Σ⁻²)^{1/4}(0,
+    1), with risk 0 without label noise; label noise changes nothing but the law of tokens.
+
+    Parameters and risk of the flow at t = 500, d = 5, w ~ N(0, I), a random Θ, both covariances, without noise and with
+    variance 0.1, against the limit in closed form.
+    """
     checks = []
     for noise in _NOISE:
         part = _where(data, noise=noise)
@@ -247,15 +241,12 @@ def _limit_of_the_flow(data: xr.Dataset) -> Finding:
     )
 
 
-@claim(
-    "T11",
-    "Appendix F.3",
-    "For a singular Σ the flow tends to U = diag(γΣ† + αP(ΘΘᵀ), 0) and V = (0, 1/γ), with the γ that balance fixes.",
-    "The same for covariances of rank 4, 3 and 1 of 5, and a Θ that Σ does not see all of.",
-    SINGULAR,
-    role="identity",
-)
+@claim("T11", "Appendix F.3", SINGULAR, role="identity")
 def _limit_with_singular_covariance(data: xr.Dataset) -> Finding:
+    """For a singular Σ the flow tends to U = diag(γΣ† + αP(ΘΘᵀ), 0) and V = (0, 1/γ), with the γ that balance fixes.
+
+    The same for covariances of rank 4, 3 and 1 of 5, and a Θ that Σ does not see all of.
+    """
     checks = tuple(
         equal(
             f"relative distance of (U, V) from the limit, Σ = {covariance}",
@@ -268,16 +259,13 @@ def _limit_with_singular_covariance(data: xr.Dataset) -> Finding:
     return Finding(checks, "The constant of the Polyak-Łojasiewicz inequality printed there is wrong (erratum E15).")
 
 
-@claim(
-    "T12",
-    "Section 5, after Assumption 5.1",
-    "The block structure of Assumption 5.1 is preserved through training.",
-    "The largest entry outside the blocks along gradient flows that are free to leave them, relative to "
-    "the largest inside: a start within 1e-13 of the structure, followed by the field that holds for all layers.",
-    STRUCTURED,
-    role="identity",
-)
+@claim("T12", "Section 5, after Assumption 5.1", STRUCTURED, role="identity")
 def _structure_is_kept(data: xr.Dataset) -> Finding:
+    """The block structure of Assumption 5.1 is preserved through training.
+
+    The largest entry outside the blocks along gradient flows that are free to leave them, relative to the largest
+    inside: a start within 1e-13 of the structure, followed by the field that holds for all layers.
+    """
     structured = _where(data, start="structured")
     finite = structured.isel(flow=np.isfinite(structured["L"].values))
     parts = {
@@ -302,17 +290,14 @@ def _largest_rise(data: xr.Dataset) -> xr.DataArray:
     return data["risk"].diff("time").max("time") / data["risk"].isel(time=0)
 
 
-@claim(
-    "T13",
-    "Section 4, Equations (7) and (10)",
-    "Gradient flow never raises the risk that it descends.",
-    "The largest rise of the risk between recorded times, relative to the first risk, from Assumption 5.1 "
-    "and from default random matrices, both covariances, both attentions at finite length and linear attention at "
-    "infinite length, where softmax has the same risk.",
-    ALL_DESCENTS,
-    role="identity",
-)
+@claim("T13", "Section 4, Equations (7) and (10)", ALL_DESCENTS, role="identity")
 def _risk_never_rises(data: xr.Dataset) -> Finding:
+    """Gradient flow never raises the risk that it descends.
+
+    The largest rise of the risk between recorded times, relative to the first risk, from Assumption 5.1 and from
+    default random matrices, both covariances, both attentions at finite length and linear attention at infinite length,
+    where softmax has the same risk.
+    """
     checks = []
     for own in dict.fromkeys(data["parameters"].values.tolist()):
         for attention in ("linear", "softmax"):

@@ -201,16 +201,14 @@ def _too_short(ladders: list[tuple[str, xr.Dataset]]) -> Finding | None:
     return None if rungs > 1 else not_settled(f"A ladder of {rungs} length shows no trend.")
 
 
-@claim(
-    "T7",
-    "Theorem 4.3",
-    "For every ε, gradient flow on long enough prompts ends at a risk at most ε above that at which the "
-    "infinite-prompt flow ends.",
-    "Risks of softmax flows from Assumption 5.1 at the last time, above that of the infinite prompt, "
-    "along a ladder of lengths and for both covariances: they fall from each length to the next.",
-    FLOWS,
-)
+@claim("T7", "Theorem 4.3", FLOWS)
 def _final_risks(flows: xr.Dataset) -> Finding:
+    """For every ε, gradient flow on long enough prompts ends at a risk at most ε above that at which the
+    infinite-prompt flow ends.
+
+    Risks of softmax flows from Assumption 5.1 at the last time, above that of the infinite prompt, along a ladder of
+    lengths and for both covariances: they fall from each length to the next.
+    """
     ladders = _ladders(flows)
     if short := _too_short(ladders):
         return short
@@ -230,16 +228,14 @@ def _final_risks(flows: xr.Dataset) -> Finding:
     return Finding((*exponents, *rises), " ".join(remarks))
 
 
-@claim(
-    "T8",
-    "Lemma E.1",
-    "On every interval [0, T] the parameters of the finite-prompt flow tend to those of the "
-    "infinite-prompt flow as L grows.",
-    "Largest distance of the parameters on [0, T], for three T, at the longest prompts of the ladder "
-    "against those before.",
-    FLOWS,
-)
+@claim("T8", "Lemma E.1", FLOWS)
 def _trajectories(flows: xr.Dataset) -> Finding:
+    """On every interval [0, T] the parameters of the finite-prompt flow tend to those of the infinite-prompt flow as L
+    grows.
+
+    Largest distance of the parameters on [0, T], for three T, at the longest prompts of the ladder against those
+    before.
+    """
     ladders = _ladders(flows)
     L = ladders[0][1].L.values
     if len(L) < 2:
@@ -273,15 +269,13 @@ def at_infinity(L: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[flo
     return value, math.hypot(spread, value - through(3)[0]) if len(L) > 2 else spread
 
 
-@claim(
-    "T9",
-    "Theorem 5.2",
-    "From Assumption 5.1 the risk at which softmax attention ends on in-context linear regression tends "
-    "to the Bayes risk of the infinite prompt as L grows.",
-    "Final risks along the ladder, extrapolated to L = ∞, and that of the infinite-prompt flow, against s²/2.",
-    FLOWS,
-)
+@claim("T9", "Theorem 5.2", FLOWS)
 def _bayes_in_the_limit(flows: xr.Dataset) -> Finding:
+    """From Assumption 5.1 the risk at which softmax attention ends on in-context linear regression tends to the Bayes
+    risk of the infinite prompt as L grows.
+
+    Final risks along the ladder, extrapolated to L = ∞, and that of the infinite-prompt flow, against s²/2.
+    """
     ladders = _ladders(flows)
     if short := _too_short(ladders):
         return short

@@ -19,7 +19,7 @@ from largeprompt.lab import Progress, Study
 from largeprompt.paper.chart import COLOURS, Chart, Panel, Series
 from largeprompt.paper.choice import Choice
 from largeprompt.paper.claims import ERRORS, VERDICTS, Check, Finding, claim, equal
-from largeprompt.paper.experiment import Computation, Experiment, Measurement, Needed, Results, join
+from largeprompt.paper.experiment import Computation, Measurement, join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +136,15 @@ _MARKS = ("o", "s", "D", "^", "v", "o", "s")
 _BARS = 2  # standard errors on each side
 
 
-class Convergence(Experiment):
+class Convergence(Measurement):
     """Mean squared deviations from the infinite prompt by length: measured, predicted without a fit, and bounded."""
 
+    drawn: ClassVar[bool] = True
     words: ClassVar[str] = "Convergence to the infinite prompt, by law of tokens"
     advice: ClassVar[str] = (
         "Points lie on the predicted lines, which are not fitted: 1/L for every law, but slower where scores are "
         "not divided by √D and spread past the threshold. The paper's bounds lie many powers of ten above."
     )
-
-    def needs(self, choice: Choice) -> tuple[Needed, ...]:
-        return (measured_laws(choice),)
-
-    def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
-        return results[measured_laws(choice)]
 
     def chart(self, data: xr.Dataset) -> Chart:
         return Chart(tuple(_panel(data.sel(quantity=name)) for name in data.quantity.values), share_y=False)
@@ -229,7 +224,8 @@ def _expected(slope: float) -> str:
     return f" (predicted {_slope(slope)})" if math.isfinite(slope) else ""
 
 
-LAWS_FIGURE, WEIGHTS = Convergence("laws"), Measurement("gradients in K and Q", computation=_weights)
+LAWS_FIGURE = Convergence("laws", computation=measured_laws)
+WEIGHTS = Measurement("gradients in K and Q", computation=_weights)
 _FASTEST = -1 / 3  # the exponent of the printed bounds is min(1/3, c/σ²): none falls faster
 _DECAY = 0.2  # error of a slope from which on 1 and 1/3 cannot be distinguished
 _SLOPE, _RATIO = 0.1, 0.1  # how near slope and level must be to what is predicted
@@ -312,32 +308,25 @@ _DECIDES = (
 )
 
 
-@claim(
-    "T3",
-    "Proposition 3.1",
-    "On sub-Gaussian tokens and queries the output of softmax attention on L tokens tends to that on their law: "
-    "E‖T[μ̂_L] − T[μ]‖² ≤ c₁σ⁶ ln L / L^{c₂/σ²}.",
-    _DECIDES,
-    LAWS_FIGURE,
-    role="bound",
-)
+@claim("T3", "Proposition 3.1", LAWS_FIGURE, role="bound", rule=_DECIDES)
 def _output(laws: xr.Dataset) -> Finding:
+    """On sub-Gaussian tokens and queries the output of softmax attention on L tokens tends to that on their law:
+    E‖T[μ̂_L] − T[μ]‖² ≤ c₁σ⁶ ln L / L^{c₂/σ²}.
+
+    {rule}
+    """
     data = laws.sel(quantity=["output"])
     remark = "Eq. (1) holds a factor ln L and so needs L ≥ 2 (errata E6); its constants depend on μ (G9)."
     return Finding(_checks(data, "output"), f"{_remark(data)} {remark}", _room(data))
 
 
-@claim(
-    "T4",
-    "Proposition 3.4",
-    "So do its derivatives in V and U, with bounds c₁σ⁶ ln L / L^{c₂/σ²} and c₁σ¹² ln² L / L^{c₂/σ²}, and through "
-    "the chain rule those in K and Q.",
-    _DECIDES + " ∇_K and ∇_Q on standard Gaussian tokens.",
-    LAWS_FIGURE,
-    WEIGHTS,
-    role="bound",
-)
+@claim("T4", "Proposition 3.4", LAWS_FIGURE, WEIGHTS, role="bound", rule=_DECIDES)
 def _gradients(laws: xr.Dataset, weights: xr.Dataset) -> Finding:
+    """So do its derivatives in V and U, with bounds c₁σ⁶ ln L / L^{c₂/σ²} and c₁σ¹² ln² L / L^{c₂/σ²}, and through the
+    chain rule those in K and Q.
+
+    {rule} ∇_K and ∇_Q on standard Gaussian tokens.
+    """
     groups = [laws.sel(quantity=["V"]), laws.sel(quantity=["U"]), weights.sel(quantity=["K", "Q"])]
     checks = [_checks(data, _SHORT[str(data.quantity.values[0])]) for data in groups]
     flat = [check for group in zip(*checks, strict=True) for check in group]

@@ -42,16 +42,13 @@ class Speed(Computation):
 SPEED = Measurement("speed", computation=lambda choice: Speed(choice.protocol.lengths[-1]))
 
 
-@claim(
-    "T15",
-    "Appendix A.1",
-    "A run of one architecture at one length takes about 30 minutes on a laptop.",
-    "Minutes that one core of this machine takes for the whole protocol at the longest prompts, both attentions "
-    "together: less than 30.",
-    SPEED,
-    role="context",
-)
+@claim("T15", "Appendix A.1", SPEED, role="context")
 def _time_of_a_run(data: xr.Dataset) -> Finding:
+    """A run of one architecture at one length takes about 30 minutes on a laptop.
+
+    Minutes that one core of this machine takes for the whole protocol at the longest prompts, both attentions together:
+    less than 30.
+    """
     label = f"minutes of one core for 500 000 steps at L = {int(data.L)}, both attentions"
     check = Check(label, float(data.minutes), "<", 30.0, float(data.stderr))
     return Finding(

@@ -32,19 +32,10 @@ _CONSTANTS = {
     "formats": FORMATS,
     "switches": {"seed": "seeds", "theory": "theory", "bound": "bound"},
     "dashes": plots.DASHES,
-    "marks": plots.MARKS,
+    "marks": {mark: path for mark, (_, path) in plots.MARKS.items()},
 }
-_FILTERS = {
-    "prose": words.prose,
-    "one_line": words.one_line,
-    "reading": words.reading,
-    "demand": words.demand,
-    "check": words.check,
-    "comparison": words.comparison,
-    "plural": words.plural,
-    "flat": words.flat,
-    "role_in_words": role_in_words,
-}
+_IN_WORDS = (words.prose, words.one_line, words.reading, words.demand, words.check, words.comparison, words.plural)
+_FILTERS = {function.__name__: function for function in (*_IN_WORDS, words.flat, role_in_words)}
 
 
 def write(made: Reproduction, figures: Mapping[str, Experiment] = FIGURES) -> list[Path]:

@@ -7,33 +7,20 @@ import numpy as np
 from largeprompt.paper.chart import Chart, Panel, Role, Series
 from largeprompt.paper.report.words import prose
 
-SYMBOLS = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle-up",
-    "v": "triangle-down",
-    "x": "x-thin",
-    "+": "cross-thin",
-    "_": "line-ew",
-    "1": "y-down",
-    ".": "circle",
-}
-"""The symbols of Plotly for matplotlib's marks."""
-DASHES = {"solid": "", "dash": "5 3", "dot": "1.5 2.5"}
 MARKS = {
-    "o": "M16 7m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
-    "s": "M13 4h6v6h-6z",
-    "D": "M16 3.2l3.8 3.8l-3.8 3.8l-3.8 -3.8z",
-    "^": "M16 3.5l3.5 6.5h-7z",
-    "v": "M16 10.5l3.5 -6.5h-7z",
-    "x": "M13 4l6 6M19 4l-6 6",
-    "+": "M16 3.2v7.6M12.2 7h7.6",
-    "_": "M11.5 7h9",
-    "1": "M16 7v4M16 7l-3.5 -3M16 7l3.5 -3",
-    ".": "M16 7m-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0",
+    "o": ("circle", "M16 7m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0"),
+    "s": ("square", "M13 4h6v6h-6z"),
+    "D": ("diamond", "M16 3.2l3.8 3.8l-3.8 3.8l-3.8 -3.8z"),
+    "^": ("triangle-up", "M16 3.5l3.5 6.5h-7z"),
+    "v": ("triangle-down", "M16 10.5l3.5 -6.5h-7z"),
+    "x": ("x-thin", "M13 4l6 6M19 4l-6 6"),
+    "+": ("cross-thin", "M16 3.2v7.6M12.2 7h7.6"),
+    "_": ("line-ew", "M11.5 7h9"),
+    "1": ("y-down", "M16 7v4M16 7l-3.5 -3M16 7l3.5 -3"),
+    ".": ("circle", "M16 7m-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0"),
 }
-"""Dashes and marks as SVG, for the legend."""
+"""Of matplotlib's marks: the symbols of Plotly, and as SVG for the legend."""
+DASHES = {"solid": "", "dash": "5 3", "dot": "1.5 2.5"}  # as SVG
 ORDER: tuple[Role, ...] = ("bound", "seed", "theory", "measured")  # from the back to the front
 FULL = ("x", "+", "_", "1", ".")  # marks of one colour, within and without
 
@@ -97,7 +84,7 @@ def _trace(series: Series, panel: Panel) -> dict[str, Any]:
     }
     if "markers" in trace["mode"]:
         trace["marker"] = {
-            "symbol": SYMBOLS.get(series.mark, "circle"),
+            "symbol": MARKS.get(series.mark, MARKS["o"])[0],
             "size": 3 if series.mark == "." else 4 if faint else 6.5,
             "color": series.colour if series.mark in FULL else "paper",
             "line": {"color": series.colour, "width": 0 if series.mark == "." else 1.4},
