@@ -1,0 +1,244 @@
+"""What a network's heads do with their prompts: one number of each kind for each head, and what stands behind it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+from largeprompt._progress import Progress
+
+from ._call import AttentionCall, HeadCall
+from ._redraws import redrawn_errors
+from ._statistics import (
+    HEAVIEST,
+    Attended,
+    QueryStatistics,
+    attended,
+    explained_by_position,
+    lags,
+    query_statistics,
+    sinks_of,
+)
+
+EPSILON = 0.1  # relative error whose prompt length is named
+
+# name: what it is, in the words of tables and maps
+MEANINGS = {
+    "effective": "effective tokens, 1/Σw²",
+    "entropy": "entropy of the weights",
+    "largest": "largest weight",
+    "first": "weight of the first token",
+    "sinks": "weight of all sinks",
+    "score_variance": "variance ν of the scores, sinks apart",
+    "score_threshold": "ν over ln L: past 1 single tokens decide",
+    "tail": "tail index k̂ of the weights, sinks apart",
+    "relative_error": "error of the output over redraws of the prompt, relative",
+    "residual_error": "the same in the residual stream",
+    "length": f"prompt length for a relative error of {EPSILON:g}",
+    "linear": "distance from the Gaussian (linear) limit, relative",
+    "linear_beside_sinks": "the same with sinks kept as atoms",
+    "position": "share of the scores' variance that position explains",
+    "measured_over_predicted": "error measured on unseen text over that predicted",
+}
+
+
+class Details(NamedTuple):
+    """What a page on one head shows."""
+
+    places: Int[np.ndarray, " p"]  # of tokens, and the mean weight there
+    weights: Float[np.ndarray, " p"]
+    carriers: Int[np.ndarray, " c"]  # tokens that carry the output, and each one's share of its error
+    shares: Float[np.ndarray, " c"]
+    lengths: Float[np.ndarray, " l"]
+    predicted: Float[np.ndarray, " l"]
+    measured: Float[np.ndarray, " l"] | None
+    sinks: Int[np.ndarray, " s"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """The heads of a network on one prompt: `data` has a number of each kind for each layer and head.
+
+    A number that rests on the law of large prompts is NaN where the tail index of the weights is above 0.7: it would
+    not be true there. `details` has what stands behind each head's numbers, by (layer, head).
+    """
+
+    data: xr.Dataset
+    details: dict[tuple[int, int], Details]
+    tokens: Sequence[str] | None = None
+
+    def to_dataset(self) -> xr.Dataset:
+        """All numbers, with their meanings as attributes."""
+        return self.data
+
+    @property
+    def summary(self) -> list[str]:
+        """What a person should know, in a few sentences."""
+        return summary(self.data)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self.data.attrs.items() if value != "")
+        return "\n".join([f"Inspection ({facts})", *self.summary])
+
+    def _repr_html_(self) -> str:
+        import html
+
+        table = self.data.to_dataframe().reset_index().to_html(float_format="{:.3g}".format, index=False, max_rows=20)
+        return "".join(f"<p>{html.escape(line)}</p>" for line in self.summary) + table
+
+    def plot(self, name: str = "effective", ax: Any = None) -> Any:
+        """Draw a map of one number over layers and heads."""
+        if name not in self.data:
+            raise ValueError(f"there is no number {name!r}; there are {', '.join(map(str, self.data))}")
+        if ax is None:
+            import matplotlib.pyplot as plt  # only where a picture is drawn
+
+            ax = plt.subplots(layout="constrained")[1]
+        values = self.data[name].astype(float)
+        image = ax.pcolormesh(self.data["head"], self.data["layer"], values, cmap="viridis")
+        ax.set(xlabel="head", ylabel="layer", title=MEANINGS.get(name, name))
+        ax.invert_yaxis()
+        ax.figure.colorbar(image, ax=ax)
+        return ax
+
+
+class Inspector:
+    """Takes attention calls one by one and keeps numbers only; `pool` has the calls on unseen text, for a check."""
+
+    def __init__(self, pool: Sequence[AttentionCall] | None = None, progress: Progress | None = None, total: int = 0):
+        self._pool, self._progress, self._total = pool, progress or Progress(), total
+        self._rows: list[dict[str, np.ndarray]] = []
+        self._names: list[str] = []
+        self._details: dict[tuple[int, int], Details] = {}
+
+    def __call__(self, call: AttentionCall) -> None:
+        """Take one more call."""
+        layer, groups = len(self._rows), lags(call.positions, call.tokens)
+        found = []
+        for h in range(call.heads):
+            head = call.head(h)
+            row, details = _of_head(head, groups, None if call.outputs is None else call.outputs[h])
+            if self._pool is not None:
+                pool = self._pool[layer].head(h)
+                measured = redrawn_errors(head, pool, details.sinks, details.lengths.astype(int), 1000 * layer + h)
+                details = details._replace(measured=measured)
+                row["measured_over_predicted"] = measured[-1] / details.predicted[-1] if row["trusted"] else math.nan
+            found.append(row)
+            self._details[layer, h] = details
+        self._names.append(call.name)
+        self._rows.append({name: np.array([row[name] for row in found]) for name in found[0]})
+        if self._total:
+            self._progress.step("inspecting", layer + 1, f"layer {layer + 1} of {self._total}")
+
+    def finished(self, tokens: Sequence[str] | None = None, **facts: Any) -> Inspection:
+        """All that was found."""
+        if not self._rows:
+            raise ValueError("the model made no attention call; inspect needs one that has attention layers")
+        heads = max(len(row["seen"]) for row in self._rows)
+
+        def table(name: str) -> np.ndarray:
+            rows = [row[name] for row in self._rows]
+            return np.stack([np.pad(row, (0, heads - len(row)), constant_values=np.nan) for row in rows])
+
+        variables = {
+            name: (("layer", "head"), table(name), {"long_name": MEANINGS.get(name, name)}) for name in self._rows[0]
+        }
+        coordinates = {
+            "layer": np.arange(len(self._rows)),
+            "head": np.arange(heads),
+            "name": ("layer", _distinct(self._names)),
+        }
+        return Inspection(xr.Dataset(variables, coordinates, facts), self._details, tokens)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names of calls; where layers share a module, with a count."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(f"{name} ({seen[name]})" if names.count(name) > 1 else name)
+    return found
+
+
+def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | None) -> tuple[dict[str, float], Details]:
+    """One number of each kind, medians over queries and errors as root mean squares; and what stands behind them."""
+    found = attended(head)
+    sinks = sinks_of(found.weights)
+    q = query_statistics(head, found, sinks)
+    middle = {name: float(np.nanmedian(values)) for name, values in q._asdict().items()}
+    trusted = middle["tail"] <= HEAVIEST
+    relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
+    believed = {
+        "relative_error": relative,
+        "residual_error": residual,
+        "length": middle["seen"] * (relative / EPSILON) ** 2,
+    }
+    row = {
+        **{name: middle[name] for name in ("seen", "effective", "entropy", "largest", "first", "sinks")},
+        "score_variance": middle["score_variance"],
+        "score_threshold": middle["score_variance"] / math.log(max(middle["seen"], 2.0)),
+        "tail": middle["tail"],
+        "trusted": float(trusted),
+        **{name: value if trusted else math.nan for name, value in believed.items()},
+        "linear": middle["linear"],
+        "linear_beside_sinks": middle["linear_beside_sinks"],
+        "position": explained_by_position(found, groups),
+        "rebuilt": math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
+    }
+    return row, _details(head, found, q, sinks)
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.abs(values).max())
+
+
+def _details(head: HeadCall, found: Attended, q: QueryStatistics, sinks: Int[np.ndarray, " s"]) -> Details:
+    weights, values = found.weights, head.values.astype(float)
+    mean = weights.mean(axis=0)
+    places = np.unique(np.geomspace(1, len(mean), min(len(mean), 96)).round().astype(int)) - 1
+    by_place = np.add.reduceat(mean, places) / np.diff(np.append(places, len(mean)))
+    squares = np.sum(values**2, axis=1) - 2 * found.output @ values.T + np.sum(found.output**2, axis=1)[:, None]
+    carried = (weights * np.sqrt(np.maximum(squares, 0.0))).mean(axis=0)
+    carriers = np.argsort(-carried)[:12]
+    shares = carried[carriers] / max(float(carried.sum()), 1e-300)
+    seen = float(np.median(q.seen))
+    lengths = np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
+    return Details(places, by_place, carriers, shares, lengths, _rms(q.error) * np.sqrt(seen / lengths), None, sinks)
+
+
+def summary(data: xr.Dataset) -> list[str]:
+    """An inspection in a few sentences."""
+    count = int(np.isfinite(data["seen"]).sum())
+    seen = float(np.nanmedian(data["seen"]))
+    trusted = data["trusted"] == 1
+    regime = int((trusted & (data["score_threshold"] < 1)).sum())
+    half = int((data["first"] > 0.5).sum())
+    found = [
+        f"{regime} of {count} heads are in the large-prompt regime at L = {seen:.0f}: "
+        "no single token decides, and their errors fall like 1/√L.",
+        f"{half} put half of their weight or more on the first token; {int((data['sinks'] > 0).sum())} have sinks.",
+        f"The median head weighs {float(np.nanmedian(data['effective'])):.3g} tokens; "
+        f"position explains {100 * float(np.nanmedian(data['position'])):.0f} % of the variance of its scores."
+        if np.isfinite(data["position"]).any()
+        else f"The median head weighs {float(np.nanmedian(data['effective'])):.3g} tokens.",
+        f"{int((data['linear_beside_sinks'] < 0.1).sum())} are within 10 % of linear attention, sinks kept as atoms.",
+    ]
+    if bool(trusted.any()):
+        need = float(np.nanmedian(data["length"]))
+        able = int(trusted.sum())
+        found.append(f"Of the {able} whose tails allow it, the median needs {need:.3g} tokens for an error of 10 %.")
+    if "measured_over_predicted" in data:
+        ratio = data["measured_over_predicted"].values
+        ratio = ratio[np.isfinite(ratio)]
+        near = int(np.sum(np.abs(np.log(ratio)) <= math.log(1.2)))
+        found.append(f"On unseen text {near} of {len(ratio)} errors are within 20 % of their predictions.")
+    return found
