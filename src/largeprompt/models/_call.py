@@ -7,12 +7,13 @@ $\mathrm{mean}(\mu_\theta)$: nothing else of the model's conventions matters.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from largeprompt.attention import SoftmaxAttention
-from largeprompt.measures import Empirical
+from largeprompt.measures import Empirical, Gaussian, Mixture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,15 +97,32 @@ class HeadCall:
 
     def prompt(self, query: int = -1) -> Empirical:
         """What one query sees: its tokens (k, v), with the weights that a mask or a bias gives them."""
-        points = np.concatenate([self.keys, self.values], axis=1)
-        if self.log_weights is None:
-            return Empirical(points)
-        logs = self.log_weights[query]
+        points, masses = self._seen(query)
+        return Empirical(points, None if np.ptp(masses) == 0 else masses)
+
+    def law(self, query: int = -1, sinks: Sequence[int] = ()) -> Gaussian | Mixture:
+        """The Gaussian law with the moments of what one query sees; sinks, where there are any, are atoms beside it."""
+        atoms = np.zeros(len(self.keys), bool)
+        atoms[list(sinks)] = True
+        points, masses = self._seen(query)
+        if self.log_weights is not None:
+            atoms = atoms[np.isfinite(self.log_weights[query])]
+        share = masses[~atoms] / masses[~atoms].sum()
+        mean = share @ points[~atoms]
+        centred = points[~atoms] - mean
+        gaussian = Gaussian(mean, (share[:, None] * centred).T @ centred)
+        if not atoms.any():
+            return gaussian
+        beside = masses[atoms].sum()
+        return Mixture([beside, 1 - beside], [Empirical(points[atoms], masses[atoms] / beside), gaussian])
+
+    def _seen(self, query: int) -> tuple[Float[np.ndarray, "l D"], Float[np.ndarray, " l"]]:
+        """The tokens that a query sees, and their weights, which add up to 1."""
+        points = np.concatenate([self.keys, self.values], axis=1).astype(float)
+        logs = np.zeros(len(points)) if self.log_weights is None else self.log_weights[query].astype(float)
         seen = np.isfinite(logs)
-        if np.ptp(logs[seen]) == 0:
-            return Empirical(points[seen])
         masses = np.exp(logs[seen] - logs[seen].max())
-        return Empirical(points[seen], masses / masses.sum())
+        return points[seen], masses / masses.sum()
 
     @property
     def layer(self) -> SoftmaxAttention:

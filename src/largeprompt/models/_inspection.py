@@ -124,7 +124,9 @@ class Inspector:
             row, details = _of_head(head, groups, None if call.outputs is None else call.outputs[h])
             if self._pool is not None:
                 pool = self._pool[layer].head(h)
-                measured = redrawn_errors(head, pool, details.sinks, details.lengths.astype(int), 1000 * layer + h)
+                measured = redrawn_errors(
+                    head, pool, details.sinks, details.lengths / details.lengths[-1], 1000 * layer + h
+                )
                 details = details._replace(measured=measured)
                 row["measured_over_predicted"] = measured[-1] / details.predicted[-1] if row["trusted"] else math.nan
             found.append(row)

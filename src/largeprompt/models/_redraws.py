@@ -12,47 +12,41 @@ QUERIES = 16
 
 
 def redrawn_errors(
-    head: HeadCall, pool: HeadCall, sinks: Int[np.ndarray, " s"], lengths: Int[np.ndarray, " l"], seed: int
+    head: HeadCall, pool: HeadCall, sinks: Int[np.ndarray, " s"], shares: Float[np.ndarray, " l"], seed: int
 ) -> Float[np.ndarray, " l"]:
-    """The root mean square distance, over redraws and queries, of outputs on so many tokens from their mean.
+    """The root mean square distance, over redraws and queries, of outputs from their mean.
 
     Queries and sinks are those of the head; the other tokens are drawn in blocks from the pool's, at the places that
-    they have there, so that what a model does by position is kept. Each query sees the places that it saw before.
+    they have there, so that what a model does by position is kept. Each query sees the places that it saw before, and
+    of its tokens as many as a share says.
     """
     rng = np.random.default_rng(seed)
     at = np.unique(np.linspace(0, len(head.queries) - 1, min(QUERIES, len(head.queries))).round().astype(int))
-    some = HeadCall(
-        head.queries[at],
-        pool.keys,
-        pool.values,
-        head.scale,
-        None if head.log_weights is None else head.log_weights[at],
-        None,
-    )
-    scores, prior, _, _ = attended(some)
-    kept = HeadCall(head.queries[at], head.keys, head.values, head.scale, some.log_weights, None)
-    own_scores, own_prior, _, _ = attended(kept)
-    top = np.maximum(scores.max(axis=1), own_scores.max(axis=1))[:, None]
-    masses = prior * np.exp(scores - top)
+    added = None if head.log_weights is None else head.log_weights[at]
+    own = attended(HeadCall(head.queries[at], head.keys, head.values, head.scale, added, None))
+    drawn = attended(HeadCall(head.queries[at], pool.keys, pool.values, head.scale, added, None))
+    top = np.maximum(own.scores.max(axis=1), drawn.scores.max(axis=1))[:, None]
+    masses, atoms = drawn.prior * np.exp(drawn.scores - top), (own.prior * np.exp(own.scores - top))[:, sinks]
     masses[:, sinks] = 0.0
-    atoms = (own_prior * np.exp(own_scores - top))[:, sinks]
-    fixed, fixed_total = atoms @ head.values[sinks], atoms.sum(axis=1)
+    seen = (masses > 0).astype(float)
     found = []
-    for L in lengths:
-        counts = _drawn(rng, masses.shape[1], int(L))
-        factor = masses.shape[1] / counts.sum(axis=1)  # the drawn tokens stand for all
-        squares = []
+    for share in shares:
+        counts = _drawn(rng, masses.shape[1], share)
+        of_query = counts @ seen.T  # tokens drawn that a query sees; they stand for all that it sees
+        factors = seen.sum(axis=1) / np.maximum(of_query, 1)
+        variances = []
         for i in range(len(at)):
-            w = counts * masses[i] * factor[:, None]
-            out = (w @ pool.values + fixed[i]) / (w.sum(axis=1) + fixed_total[i])[:, None]
-            squares.append(np.sum(np.var(out, axis=0, ddof=1)))
-        found.append(np.sqrt(np.mean(squares)))
+            w = counts * masses[i] * factors[:, i : i + 1]
+            total = w.sum(axis=1) + atoms[i].sum()
+            outputs = (w @ pool.values + atoms[i] @ head.values[sinks]) / np.maximum(total, 1e-300)[:, None]
+            variances.append(np.sum(np.var(outputs[of_query[:, i] > 0], axis=0, ddof=1)))
+        found.append(np.sqrt(np.mean(variances)))
     return np.array(found)
 
 
-def _drawn(rng: np.random.Generator, tokens: int, L: int) -> Float[np.ndarray, "r L"]:
+def _drawn(rng: np.random.Generator, tokens: int, share: float) -> Float[np.ndarray, "r L"]:
     """How often each token is drawn: whole blocks, from any start, around the end to the beginning."""
-    blocks = max(1, round(L / BLOCK))
-    starts = rng.integers(0, tokens, (REDRAWS, blocks))
-    which = (starts[..., None] + np.arange(min(BLOCK, L))) % tokens
+    block = min(BLOCK, tokens)
+    starts = rng.integers(0, tokens, (REDRAWS, max(2, round(share * tokens / block))))
+    which = (starts[..., None] + np.arange(block)) % tokens
     return np.stack([np.bincount(row.ravel(), minlength=tokens) for row in which]).astype(float)

@@ -28,6 +28,7 @@ SINK = 0.05  # mean weight over queries from which a token is a sink; and it mus
 MOST_SINKS = 8
 HEAVIEST = 0.7  # index of the weights' tail up to which the law of large prompts is believed
 _TAILS = 16  # queries whose tails are looked at
+_ROUNDS = 8  # of a fit by position
 _NEAR = 16  # lags that are told apart one by one; beyond, in groups that grow by a fifth
 
 
@@ -166,12 +167,15 @@ def lags(positions: Int[np.ndarray, " n"] | None, tokens: int) -> Int[np.ndarray
 
 
 def explained_by_position(found: Attended, groups: Int[np.ndarray, "n L"] | None) -> float:
-    """The share of the variance of a query's scores that the mean scores of groups of lags have."""
+    """The share of the variance of a query's scores that a function of the lag explains, the same for all queries."""
     if groups is None:
         return math.nan
-    mean = np.sum(found.prior * found.scores, axis=1, keepdims=True)
     seen = found.prior > 0
-    which, values = groups[seen], (found.scores - mean)[seen]
-    count, total = np.bincount(which), np.bincount(which, values)
-    between = float(np.sum(total**2 / np.maximum(count, 1)))
-    return between / max(float(np.sum(values**2)), 1e-300)
+    query, group, scores = np.nonzero(seen)[0], groups[seen], found.scores[seen]
+    of_query, of_group = np.bincount(query), np.maximum(np.bincount(group), 1)
+    within = scores - (np.bincount(query, scores) / of_query)[query]
+    left = within
+    for _ in range(_ROUNDS):  # means of groups and of queries in turn: queries see different lags
+        left = left - (np.bincount(group, left) / of_group)[group]
+        left = left - (np.bincount(query, left) / of_query)[query]
+    return 1 - float(np.sum(left**2)) / max(float(np.sum(within**2)), 1e-300)
