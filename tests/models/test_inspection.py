@@ -25,8 +25,8 @@ def call(seed=0, causal=True, sink=True, size=0.6, tokens=L):
     positions = np.linspace(tokens // 2, tokens - 1, N).astype(int)
     hidden = np.where(np.arange(tokens) <= positions[:, None], 0.0, -np.inf)[None] if causal else None
     projections = rng.normal(size=(H, V, 7))
-    arrays = (array.astype(np.float32) for array in (queries, keys, values))
-    return AttentionCall("layer", *arrays, 0.4, hidden, positions, None, projections)
+    queries, keys, values = (array.astype(np.float32) for array in (queries, keys, values))
+    return AttentionCall("layer", queries, keys, values, 0.4, hidden, positions, None, projections)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -108,8 +108,8 @@ def test_errors_predicted_are_those_of_redraws():
 
 def test_position_explains_what_depends_on_the_lag_alone():
     one = call(causal=True, sink=False)
+    assert one.positions is not None
     groups = lags(one.positions, L)
-    assert groups is not None
     found = attended(one.head(0))
     by_lag = -0.02 * np.abs(one.positions[:, None] - np.arange(L))
     assert explained_by_position(found._replace(scores=by_lag), groups) > 0.98

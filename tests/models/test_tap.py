@@ -1,5 +1,7 @@
 """Whatever a network's attention is called through, its calls are seen as they are, and nothing changes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,8 @@ from transformers import (
 from largeprompt.models._statistics import attended
 from largeprompt.models._tap import tap
 
-SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
-GROUPED = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2}
+SIZES: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+GROUPED: dict[str, Any] = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2}
 L = 40
 
 
@@ -52,13 +54,18 @@ def gpt2():
 
 
 def t5():
-    sizes = {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    sizes: dict[str, Any] = {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
     return T5EncoderModel(T5Config(**sizes))
 
 
 def bart():
-    sizes = {"d_model": 48, "vocab_size": 50, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    sizes: dict[str, Any] = {"d_model": 48, "vocab_size": 50, "encoder_layers": 1, "decoder_layers": 1}
+    heads: dict[str, Any] = {
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+    }
     return BartModel(BartConfig(**sizes, **heads))
 
 

@@ -92,7 +92,7 @@ def query_statistics(head: HeadCall, found: Attended, sinks: Int[np.ndarray, " s
     size, error = np.linalg.norm(output, axis=1), _error(weights, values, output, rest & seen)
     residual = residual_error = np.full_like(size, np.nan)
     if head.projection is not None:
-        root = np.linalg.qr(head.projection.T, mode="r").T  # with the norms of the projection: ‖vP‖ = ‖v root‖
+        root = np.linalg.qr(head.projection.T).R.T  # with the norms of the projection: ‖vP‖ = ‖v root‖
         residual = np.linalg.norm(output @ root, axis=1)
         residual_error = _error(weights, values @ root, output @ root, rest & seen)
     return QueryStatistics(
