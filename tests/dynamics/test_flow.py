@@ -157,7 +157,7 @@ def test_the_ladder_of_lengths_comes_down_to_the_infinite_flow():
         def step(self, name: str, done: float, note: str = "") -> None:
             self.notes.append(note)
 
-    ladder = flow_ladder(structured_start(TASK, 0.3), TASK, [10, 100, 1000], [0.1, 100.0], progress=Heard())
+    ladder = flow_ladder(structured_start(TASK, 0.3), TASK, [10, 100, 1000], [0.1, 30.0], progress=Heard())
     assert [note.split(":")[0] for note in Heard.notes] == ["L = inf", "L = 10", "L = 100", "L = 1000"]
     slope = np.polyfit(np.log(ladder.Ls), np.log(ladder.distance[:, 0]), 1)[0]
     assert -1.1 < slope < -0.9
