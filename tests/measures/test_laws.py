@@ -43,13 +43,17 @@ def tilted(name):
     return jax.tree.map(np.asarray, _tilted(mu, np.stack([*alone, first, first + second, *ray]), first, second))
 
 
-def sampler(mu):
-    return jax.jit(lambda key: mu.sample(key, 20_000 if mu.dim < 10 else 2000))
+@jax.jit
+def _drawn(mu, key):
+    return mu.sample(key, 20_000 if mu.dim < 10 else 2000), mu.mean(), mu.cov()
 
 
 @functools.cache
-def sample(name):
-    return np.asarray(sampler(MEASURES[name])(jax.random.key(5)))
+def drawn(name, size=0.0):
+    """A measure tilted that far, a sample of it, its mean and its covariance."""
+    mu = MEASURES[name]
+    tilted = mu.tilt(catalogue.theta_for(mu, 4, size)) if size else mu
+    return tilted, *map(np.asarray, _drawn(tilted, jax.random.key(5)))
 
 
 @each_measure
@@ -89,14 +93,11 @@ def test_second_moment_is_the_second_derivative_of_the_moment_generating_functio
 @each_measure
 @pytest.mark.parametrize("size", [0.0, 1.5])
 def test_samples_have_the_mean_and_covariance(name, size):
-    mu = MEASURES[name]
-    if isinstance(mu, lp.FromCGF) and size > 0:
+    if isinstance(MEASURES[name], lp.FromCGF) and size > 0:
         pytest.skip("a FromCGF knows no sampler for its tilts, and says so")
-    tilted = mu.tilt(catalogue.theta_for(mu, 4, size)) if size else mu
-    samples = np.asarray(sampler(tilted)(jax.random.key(5))) if size else sample(name)
-    assert samples.shape == (20_000 if mu.dim < 10 else 2000, mu.dim)
+    tilted, samples, mean, cov = drawn(name, size)
+    assert samples.shape == (20_000 if tilted.dim < 10 else 2000, tilted.dim)
     own = np.sqrt(np.diag(tilted.mean_error())) if isinstance(tilted, lp.FromSampler) else 0.0
-    mean, cov = np.asarray(tilted.mean()), np.asarray(tilted.cov())
     assert_mean_is(samples, mean, own)
     centred = samples - mean
     products = np.einsum("ni,nj->nij", centred, centred)
@@ -163,7 +164,8 @@ def test_a_prompt_of_infinite_length_is_the_measure_itself(name):
 
 @each_measure
 def test_the_support_lies_within_the_radius(name):
-    assert np.linalg.norm(sample(name), axis=1).max() <= MEASURES[name].radius() * (1 + 1e-12)
+    mu, samples, _, _ = drawn(name)
+    assert np.linalg.norm(samples, axis=1).max() <= mu.radius() * (1 + 1e-12)
 
 
 @each_measure
