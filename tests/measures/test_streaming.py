@@ -39,12 +39,12 @@ def small_chunks():
 over_tilts = functools.cache(lambda moment: jax.jit(jax.vmap(moment, OVER_TILTS)))
 
 
-def by_numpy(moment, points, log_weights, theta):
+def by_numpy(moment, points, log_weights, theta) -> np.ndarray:
     """The same moment at each of the tilts, all tokens at once."""
     points, thetas = np.asarray(points, float), np.atleast_2d(np.asarray(theta, float))
     scores = thetas @ points.T + (0.0 if log_weights is None else np.asarray(log_weights, float))
     if moment is _streaming.tilted_log_mass:
-        found = logsumexp(scores, axis=1)
+        found = np.asarray(logsumexp(scores, axis=1))
     else:
         masses = softmax(scores, axis=1)
         means = masses @ points
