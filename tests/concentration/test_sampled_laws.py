@@ -1,7 +1,5 @@
 """Laws known by their samplers, tilted: errors contain the stand-in's own, and too few tokens are not trusted."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,11 +54,13 @@ def test_deviations_and_constants_near_by_are_those_of_the_law_within_their_erro
 
 
 def test_the_error_of_a_deviation_contains_the_spread_over_stand_ins():
-    """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would tell."""
+    """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would tell.
+
+    Which is why they warn of the few tokens.
+    """
     zero, values, errors = np.zeros(2), [], []
     for seed in range(12):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with pytest.warns(UserWarning, match="500 tokens stand in for it"):
             found = deviation(SOFTMAX, normals(seed, 500), zero, 500, "output", jax.random.key(3), replicates=100)
         values.append(found.mean_square[0])
         errors.append(found.stderr[0])
