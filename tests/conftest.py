@@ -8,6 +8,9 @@ from collections import Counter
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Matrices are small here: threads of linear algebra would only wait for each other, and for those of the other worker.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # JAX makes objects by the million, nearly all of them to keep: looking for the others takes a tenth of the time.
 gc.set_threshold(50_000, 20, 10)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeVar
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -13,7 +14,8 @@ import largeprompt as lp
 from catalogue import matrix
 from largeprompt.dynamics import Layers, State, Training
 from largeprompt.dynamics._sgd import batch_gradient
-from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun
+from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, _fused
+from largeprompt.engine._training_arrays import with_arrays
 from largeprompt.icl import LinearRegression, kms
 
 
@@ -25,7 +27,15 @@ def flat(layers) -> np.ndarray:
 def fused_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:
     """The batch gradients of the steps 0 to n - 1, all at the same parameters, a row each."""
     trainer = FusedTrainer(training, layers)
-    return _moved(training, [trainer.advance(trainer.start()._replace(step=i), i + 1) for i in range(n)], layers)
+    start = trainer.start()
+    with mock.patch.object(_fused, "with_arrays", lambda layer, *arrays: arrays):  # put into layers once for all
+        ends = [trainer.advance(start._replace(step=i), i + 1).layers for i in range(n)]
+    assert training.rate == 1.0
+    moved = tuple(
+        with_arrays(layer, *map(np.stack, zip(*arrays, strict=True)))
+        for layer, arrays in zip(start.layers, zip(*ends, strict=True), strict=True)
+    )
+    return flat(layers) - np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(moved)], axis=1)
 
 
 def gpu_gradients(training: Training, layers: Layers, n: int) -> np.ndarray:

@@ -21,7 +21,6 @@ def printed(run) -> str:
     return out.getvalue()
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_the_facts_that_a_template_prints_are_so(path, monkeypatch):
     """A line that ends with "x = y ± t" says that x and y are within t."""

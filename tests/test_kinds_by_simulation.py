@@ -1,5 +1,6 @@
 """Sigmoid, ReLU and a kind known by its reading alone, from deviations to training, against what NumPy finds."""
 
+import functools
 import math
 from typing import Any
 
@@ -57,11 +58,15 @@ def task_losses(name: str, L: int, n: int) -> np.ndarray:
     return (read(name, tokens, u) @ V[0] - np.sum(query * w, axis=1) - noise[:, L]) ** 2 / 2
 
 
+@functools.cache
+def prompts(n: int, L: int) -> np.ndarray:
+    return np.random.default_rng(0).multivariate_normal(MU.m, MU.Gamma, (n, L))
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_deviations_constants_and_lengths_of_every_kind_are_those_of_prompts(name):
     layer, L, n = EVERY[name], 300, 6000
-    tokens = np.random.default_rng(0).multivariate_normal(MU.m, MU.Gamma, (n, L))
-    squares = np.sum(((read(name, tokens, U @ Z[0]) @ V.T) - np.asarray(layer(MU, Z[0]))) ** 2, axis=1)
+    squares = np.sum(((read(name, prompts(n, L), U @ Z[0]) @ V.T) - np.asarray(layer(MU, Z[0]))) ** 2, axis=1)
     there, error = squares.mean(), squares.std() / np.sqrt(n)
     found = deviation(layer, MU, Z[:1], [L], "output", KEY, replicates=1000)
     assert_close_in_sigmas(found.mean_square[0], there, np.hypot(found.stderr[0], error))
@@ -106,7 +111,7 @@ def test_relu_attention_on_infinite_prompts_learns_as_linear_attention_of_half_t
     for _ in range(steps):  # by the midpoint rule
         middle = jax.tree.map(lambda p, g: p - 0.4 / steps / 2 * g, point, slope(point))
         point = jax.tree.map(lambda p, g: p - 0.4 / steps * g, point, slope(middle))
-    flow = dynamics.gradient_flow(layer, TASK, math.inf, [0.0, 0.4], draws=2**12)
+    flow = dynamics.gradient_flow(layer, TASK, math.inf, [0.0, 0.4], draws=2**11)
     assert_close_in_sigmas(flow.risk[-1], float(risk(point)), np.hypot(flow.risk_stderr[-1], 1e-6))
     np.testing.assert_allclose(flow.last.U, point[0], atol=0.03)
     np.testing.assert_allclose(flow.last.V, point[1], atol=0.03)

@@ -1,5 +1,8 @@
 """Sigmoid and ReLU attention, normalised or not: outputs, influences and errors against sampling and closed forms."""
 
+import functools
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +20,7 @@ Z, z = catalogue.matrix(2, 17, D), catalogue.matrix(3, D)
 KINDS = ("sigmoid", "normalised-sigmoid", "relu", "normalised-relu")
 GAUSSIAN = lp.Gaussian(0.3 * catalogue.matrix(4, D), catalogue.covariance(5, D))
 three_dimensional = {name: mu for name, mu in catalogue.MEASURES.items() if mu.dim == D}
-each_measure = pytest.mark.parametrize("mu", three_dimensional.values(), ids=three_dimensional.keys())
+each_measure = pytest.mark.parametrize("law", three_dimensional)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 A, B = (jnp.asarray(catalogue.covariance(seed, D)) for seed in (6, 7))
 
@@ -39,17 +42,27 @@ def test_the_output_on_a_prompt_is_the_textbook_sum(kind):
     np.testing.assert_allclose(found, V @ reading(kind, Z, U @ z), rtol=1e-13)
 
 
+@functools.cache
+def outputs_and_tokens(law):
+    """Of every kind, and of 100,000 tokens."""
+
+    @jax.jit
+    def both(mu, key):
+        return {kind: attention_of(kind)(U, V)(mu, z) for kind in KINDS}, mu.sample(key, 100_000)
+
+    return jax.tree.map(np.asarray, both(three_dimensional[law], jax.random.key(8)))
+
+
 @each_kind
 @each_measure
-def test_long_prompts_tend_to_the_output_on_the_measure(mu, kind):
+def test_long_prompts_tend_to_the_output_on_the_measure(law, kind):
     """Over prompts of 2,000 tokens, whose bias is far below the spread of a mean of 50; a fixed sample has its own."""
-    layer, L, prompts = attention_of(kind)(U, V), 2000, 50
-    tokens = np.asarray(mu.sample(jax.random.key(8), L * prompts)).reshape(prompts, L, D)
-    outputs = np.stack([V @ reading(kind, prompt, U @ z) for prompt in tokens])
+    mu, (found, tokens), L, prompts = three_dimensional[law], outputs_and_tokens(law), 2000, 50
+    outputs = np.stack([V @ reading(kind, prompt, U @ z) for prompt in tokens.reshape(prompts, L, D)])
     spread = outputs.std(axis=0, ddof=1)
     own = 0.0 if mu._averages_exactly() and not isinstance(mu, lp.FromSampler) else spread * np.sqrt(L / 2**14)
     allowance = 5 * spread**2
-    excess = np.maximum(np.abs(outputs.mean(axis=0) - np.asarray(layer(mu, z))) - allowance, 0)
+    excess = np.maximum(np.abs(outputs.mean(axis=0) - found[kind]) - allowance, 0)
     assert_close_in_sigmas(excess, 0.0, np.hypot(spread / np.sqrt(prompts), own) + 1e-12)
 
 
@@ -78,21 +91,28 @@ def test_closed_forms_of_influences_and_errors_are_the_general_ones(name, law):
     """Influences by automatic differentiation through a perturbed measure; errors over the atoms of a prompt."""
     layer, mu, u = catalogue.LAYERS[name], catalogue.MEASURES[law], jnp.asarray(U @ z)
     assert isinstance(layer, AbstractAttention)
-    general, tokens = AbstractAttention, jnp.asarray(Z)
-    pairs = [
-        (layer.reading_slope(mu, u), general.reading_slope(layer, mu, u)),
-        (layer.influence(mu, u, tokens), general.influence(layer, mu, u, tokens)),
-        (layer.slope_influence(mu, u, tokens), general.slope_influence(layer, mu, u, tokens)),
-    ]
-    if law == "empirical":
-        pairs += [
+    general = AbstractAttention
+
+    @eqx.filter_jit
+    def pairs(layer, mu, u, tokens):
+        influences = [
+            (layer.reading_slope(mu, u), general.reading_slope(layer, mu, u)),
+            (layer.influence(mu, u, tokens), general.influence(layer, mu, u, tokens)),
+            (layer.slope_influence(mu, u, tokens), general.slope_influence(layer, mu, u, tokens)),
+        ]
+        if law != "empirical":
+            return influences
+        return [
+            *influences,
             (layer.error_covariance(mu, u, layer, u), general.error_covariance(layer, mu, u, layer, u)),
             (layer.slope_error(mu, u, A, B), general.slope_error(layer, mu, u, A, B)),
             (layer.reading_bias(mu, u), general.reading_bias(layer, mu, u)),
         ]
+
+    if law == "empirical":
         assert layer.errors_are_exact(mu)
         assert general.errors_are_exact(layer, mu)
-    for ours, theirs in pairs:
+    for ours, theirs in pairs(layer, mu, u, jnp.asarray(Z)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
@@ -100,53 +120,79 @@ def test_closed_forms_of_influences_and_errors_are_the_general_ones(name, law):
 def test_an_influence_is_the_slope_towards_a_prompt_with_one_token_more(name):
     layer, mu, u, h = catalogue.LAYERS[name], lp.Empirical(Z), jnp.asarray(U @ z), 1e-6
     assert isinstance(layer, AbstractAttention)
-    for token in catalogue.matrix(9, 3, D):
+    tokens = jnp.asarray(catalogue.matrix(9, 3, D))
+
+    @jax.jit
+    @jax.vmap
+    def slope(token):
         mixed = lp.Mixture([1 - h, h], [mu, lp.Empirical(token[None])])
-        difference = (layer.reading(mixed, u) - layer.reading(mu, u)) / h
-        np.testing.assert_allclose(
-            layer.influence(mu, u, jnp.asarray(token)[None])[0], difference, rtol=1e-4, atol=1e-5
-        )
+        return (layer.reading(mixed, u) - layer.reading(mu, u)) / h
+
+    found = jax.jit(lambda tokens: layer.influence(mu, u, tokens))(tokens)
+    np.testing.assert_allclose(found, slope(tokens), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def gaussian_prompts():
+    """20,000 prompts of 400 tokens, drawn by NumPy, and their scores."""
+    normals = np.random.default_rng(10).standard_normal((20_000 * 400, D), np.float32)
+    tokens = normals @ np.linalg.cholesky(np.asarray(GAUSSIAN.Gamma, np.float32)).T + np.asarray(GAUSSIAN.m, np.float32)
+    return tokens.reshape(20_000, 400, D), (tokens @ (U @ z).astype(np.float32)).reshape(20_000, 400)
 
 
 @each_kind
-def test_errors_on_gaussian_prompts_follow_the_constants(kind):
+def test_errors_on_gaussian_prompts_follow_the_constants(kind, gaussian_prompts):
     """Covariance, bias and the slope's error at L = 400, over 20,000 prompts, up to a relative 1/L or so."""
-    layer, u, L, prompts = attention_of(kind)(U, V), U @ z, 400, 20_000
-    tokens = np.asarray(GAUSSIAN.sample(jax.random.key(10), L * prompts), np.float32).reshape(prompts, L, D)
-    scores = tokens @ u.astype(np.float32)
-    weights = weight(kind, scores)
+    (tokens, scores), layer, u = gaussian_prompts, attention_of(kind)(U, V), jnp.asarray(U @ z)
+    (prompts, L), weights = scores.shape, weight(kind, scores)
+
+    @eqx.filter_jit
+    def constants(layer, mu):
+        return (
+            layer.reading(mu, u),
+            layer.error_covariance(mu, u, layer, u),
+            layer.reading_bias(mu, u),
+            layer.reading_slope(mu, u),
+            layer.slope_error(mu, u, A, B),
+        )
+
+    mean, covariance, bias, slope, constant = map(np.asarray, constants(layer, GAUSSIAN))
     slopes = weights * (1 - weights) if "sigmoid" in kind else (scores > 0) * np.float32(1)
-    m = np.einsum("pl,pli->pi", weights, tokens) / L
-    H = np.einsum("pl,pli,plj->pij", slopes, tokens, tokens, optimize=True) / L
+    m = (weights[:, None] @ tokens)[:, 0] / L
+    H = (slopes[:, :, None] * tokens).transpose(0, 2, 1) @ tokens / L
     if kind.startswith("normalised"):
         total = weights.mean(axis=1)
         m = m / total[:, None]
-        H = (H - np.einsum("pi,pl,plj->pij", m, slopes, tokens, optimize=True) / L) / total[:, None, None]
-    u = jnp.asarray(u)
-    off = np.sqrt(L) * (m - np.asarray(layer.reading(GAUSSIAN, u)))
+        H = (H - m[:, :, None] * (slopes[:, None] @ tokens) / L) / total[:, None, None]
+    off = np.sqrt(L) * (m - mean)
     products = np.einsum("pi,pj->pij", off, off).reshape(prompts, -1)
-    covariance = np.ravel(layer.error_covariance(GAUSSIAN, u, layer, u))
+    covariance = covariance.ravel()
     allowed = 10 / L * np.abs(covariance)
     assert_close_in_sigmas(products.mean(axis=0), covariance, products.std(axis=0) / np.sqrt(prompts) + allowed)
-    bias = np.asarray(layer.reading_bias(GAUSSIAN, u)) / np.sqrt(L)
+    bias = bias / np.sqrt(L)
     assert_close_in_sigmas(off.mean(axis=0), bias, off.std(axis=0) / np.sqrt(prompts) + 0.1 * np.abs(bias))
-    dH = H - np.asarray(layer.reading_slope(GAUSSIAN, u))
+    dH = H - slope
     forms = L * np.einsum("pji,jk,pkl,li->p", dH, A, dH, B, optimize=True)
-    constant = float(layer.slope_error(GAUSSIAN, u, A, B))
     assert_close_in_sigmas(forms.mean(), constant, forms.std() / np.sqrt(prompts) + 10 / L * constant)
 
 
 def test_errors_of_two_heads_of_any_kinds_go_together_as_their_influences_do():
     """Exact over the atoms of a prompt, whichever head is asked."""
     mu, u, v = lp.Empirical(Z), jnp.asarray(U @ z), jnp.asarray(U @ z)[::-1]
-    layers = [catalogue.LAYERS[name] for name in ("softmax", "linear", "sigmoid", "relu, normalised")]
-    for one in layers:
-        for other in layers:
-            assert isinstance(one, AbstractAttention)
-            assert isinstance(other, AbstractAttention)
-            found = one.error_covariance(mu, u, other, v)
-            product = one.influence(mu, u, mu.points).T @ other.influence(mu, v, mu.points) / mu.size
-            np.testing.assert_allclose(found, product, rtol=1e-9, atol=1e-12)
+    named = [catalogue.LAYERS[name] for name in ("softmax", "linear", "sigmoid", "relu, normalised")]
+    layers = [layer for layer in named if isinstance(layer, AbstractAttention)]
+    assert len(layers) == 4
+
+    @jax.jit
+    def found_and_influences(mu, u, v):
+        found = [[one.error_covariance(mu, u, other, v) for other in layers] for one in layers]
+        return found, *([layer.influence(mu, at, mu.points) for layer in layers] for at in (u, v))
+
+    found, at_u, at_v = found_and_influences(mu, u, v)
+    for i, one in enumerate(layers):
+        for j, other in enumerate(layers):
+            product = np.asarray(at_u[i]).T @ np.asarray(at_v[j]) / mu.size
+            np.testing.assert_allclose(found[i][j], product, rtol=1e-9, atol=1e-12)
             assert one.errors_are_exact(mu, other)
             exact = {type(one), type(other)} <= {lp.SoftmaxAttention, lp.LinearAttention} or one is other
             assert one.errors_are_exact(GAUSSIAN, other) == exact
@@ -154,11 +200,16 @@ def test_errors_of_two_heads_of_any_kinds_go_together_as_their_influences_do():
 
 def test_averages_over_given_tokens_tend_to_the_constants():
     layer, u = lp.SigmoidAttention(U, V, normalised=True), jnp.asarray(U @ z)
-    tokens = GAUSSIAN.sample(jax.random.key(12), 200_000)
-    sampled = layer.error_covariance(GAUSSIAN, u, layer, u, tokens)
-    np.testing.assert_allclose(sampled, layer.error_covariance(GAUSSIAN, u, layer, u), rtol=0.03, atol=0.003)
-    sampled = layer.reading_bias(GAUSSIAN, u, tokens[:20_000])
-    np.testing.assert_allclose(sampled, layer.reading_bias(GAUSSIAN, u), rtol=0.1, atol=0.01)
+    tokens = jax.jit(lambda key: GAUSSIAN.sample(key, 200_000))(jax.random.key(12))
+
+    @jax.jit
+    def averages_and_constants(mu, u, tokens):
+        averages = layer.error_covariance(mu, u, layer, u, tokens), layer.reading_bias(mu, u, tokens[:20_000])
+        return averages, (layer.error_covariance(mu, u, layer, u), layer.reading_bias(mu, u))
+
+    (covariance, bias), constants = averages_and_constants(GAUSSIAN, u, tokens)
+    np.testing.assert_allclose(covariance, constants[0], rtol=0.03, atol=0.003)
+    np.testing.assert_allclose(bias, constants[1], rtol=0.1, atol=0.01)
 
 
 def test_heads_of_every_kind_are_found_by_name():

@@ -23,8 +23,10 @@ def plain(U, points, queries):
 @pytest.mark.parametrize(("L", "queries"), [(300_001, 1), (150_001, 40)])
 def test_a_long_prompt_agrees_with_the_plain_softmax(L, queries):
     points, Q = catalogue.matrix(2, L, D), catalogue.matrix(3, queries, D)
-    np.testing.assert_allclose(output(U, points, Q), plain(U, points, Q), rtol=1e-10, atol=1e-10)
-    ours, theirs = (jax.jit(jax.grad(lambda U, f=f: jnp.sum(f(U, points, Q[:3]) ** 2)))(U) for f in (output, plain))
+    np.testing.assert_allclose(jax.jit(output)(U, points, Q), plain(U, points, Q), rtol=1e-10, atol=1e-10)
+    ours, theirs = (
+        jax.jit(jax.grad(lambda *given, f=f: jnp.sum(f(*given) ** 2)))(U, points, Q[:3]) for f in (output, plain)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -43,9 +45,8 @@ def temporary_bytes(function, L, queries):
 @pytest.mark.parametrize("queries", [1, 1000])
 @pytest.mark.parametrize("function", [output, jax.grad(loss)], ids=["output", "gradient"])
 def test_extra_memory_does_not_grow_with_the_prompt(function, queries):
-    """Ten million tokens of dimension 6 are 480 MB; a plain softmax of 1,000 queries on them would hold 80 GB."""
-    for L in (10**7, 10**8):
-        assert temporary_bytes(function, L, queries) < 50e6
+    """A hundred million tokens of dimension 6 are 4.8 GB; a plain softmax of 1,000 queries would hold 800 GB."""
+    assert temporary_bytes(function, 10**8, queries) < 50e6
 
 
 def test_wide_tokens_are_not_copied():

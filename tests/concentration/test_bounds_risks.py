@@ -214,9 +214,9 @@ def test_theorem_4_3_gives_the_least_length_that_its_conditions_allow():
     task = LinearRegression.experiment(np.eye(2), noise=0.0)
     start = structured_start(task, 0.5)
     ours = bounds.theorem_4_3(task, start, 0.1)
-    flow = gradient_flow(start, task, math.inf, [ours.T / 2, ours.T])
-    assert flow.risk[0] > ours.limit + 0.1 >= flow.risk[1]
-    assert ours.rho >= max(float(norm(start)), *(float(norm(flow.layer(i))) for i in range(2)))
+    flow = gradient_flow(start, task, math.inf, np.array([ours.T / 4, ours.T / 2, ours.T]))
+    assert flow.risk[1] > ours.limit + 0.1 >= flow.risk[2]
+    assert ours.rho >= max(float(norm(start)), *(float(norm(flow.layer(i))) for i in range(3)))
     assert ours.rho < 1.2 * float(norm(flow.last))
     constants = bounds.smoothness(task, ours.rho)
     assert (constants.beta, constants.kappa) == (ours.beta, ours.kappa)

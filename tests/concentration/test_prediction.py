@@ -188,7 +188,7 @@ def test_measured_gaps_of_risks_and_gradients_are_the_predicted_ones(optimum):
     layer = optimum(TASK, 50).attention
     names = ("risk", "risk-gradient")
     predicted = predict(layer, TASK, None, [5, 50], names)
-    measured = deviation(layer, TASK, None, [5, 50], names, jax.random.key(22), replicates=20_000)
+    measured = deviation(layer, TASK, None, [5, 50], names, jax.random.key(22), replicates=10_000)
     risk, gradient = (measured[name] for name in names)
     assert risk.gap is not None
     assert risk.gap_stderr is not None
@@ -211,7 +211,7 @@ def test_gaps_of_risks_are_their_constant_over_L_past_rounding_too(optimum):
 @pytest.mark.parametrize("query_in_prompt", [False, True])
 def test_what_is_taken_out_of_risks_has_no_mean_and_carries_most_of_the_noise(query_in_prompt):
     layer, L = lp.SoftmaxAttention(0.15 * np.eye(6), np.eye(6)), 200
-    keys = jax.random.split(jax.random.key(23), 2**13)
+    keys = jax.random.split(jax.random.key(23), 2**11)
     found = head_differences(layer, TASK, keys, np.asarray(L), 64, True, query_in_prompt)
     loss, linear, gradient, linear_gradient = (np.asarray(part) for part in found)
     assert_mean_is(linear, 0.0)

@@ -50,11 +50,9 @@ THETA = THETA / math.sqrt(np.linalg.norm(THETA @ THETA.T))
 
 
 def distance(layer, other) -> float:
-    return float(norm(jax.tree.map(jnp.subtract, layer, other)))
-
-
-def assert_the_flow_ends_at_its_limit(task, kind, L):
-    assert_the_flow_from_ends_at_its_limit(task, structured_start(task, 0.4, THETA, kind), L)
+    """Of all their parameters."""
+    pairs = zip(jax.tree.leaves(layer), jax.tree.leaves(other), strict=True)
+    return math.sqrt(sum(np.sum((np.asarray(one) - np.asarray(two)) ** 2) for one, two in pairs))
 
 
 def assert_the_flow_from_ends_at_its_limit(task, start, L):
@@ -64,14 +62,33 @@ def assert_the_flow_from_ends_at_its_limit(task, start, L):
     assert float(flow.gradient_norm[-1]) < 1e-8
 
 
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("L", [20, math.inf])
+@pytest.mark.parametrize(
+    ("name", "L"),
+    # several targets at a finite length: below, by the least risk and what is conserved
+    [(name, math.inf) for name in TASKS]
+    + [(name, 20) for name in ("correlated, noisy", "general tasks", "query shift")]
+    + [(name, 20) for name in ("singular", "singular, general tasks", "all singular")],
+)
 def test_the_flow_ends_at_its_known_limit(name, L):
-    assert_the_flow_ends_at_its_limit(TASKS[name], "linear", L)
+    start = structured_start(TASKS[name], 0.4, THETA, "linear")
+    assert_the_flow_from_ends_at_its_limit(TASKS[name], start, L)
 
 
-def test_the_infinite_softmax_flow_is_the_infinite_linear_one():
-    assert_the_flow_ends_at_its_limit(TASKS["correlated, noisy"], "softmax", math.inf)
+def softmax_flow(task, alpha, Theta, times):
+    start = structured_start(task, alpha, Theta, "softmax")
+    flow = gradient_flow(start, task, math.inf, times, rtol=1e-9, atol=1e-11, solver="implicit", dense=True)
+    return flow, flow_limit(task, start)
+
+
+def test_the_infinite_softmax_flow_is_the_infinite_linear_one_and_once_settled_can_be_asked_for_any_time():
+    flow, limit = softmax_flow(TASKS["correlated, noisy"], 0.4, THETA, [10.0, 3000.0])
+    assert flow.ending == "completed"
+    assert distance(flow.last, limit) < 3e-7
+    assert float(flow.gradient_norm[-1]) < 1e-8
+    assert flow._dense is not None
+    settled = flow._dense[2]  # where the solver stopped, for nothing moved any more
+    assert settled < 3000
+    assert distance(flow.at((settled + 3000) / 2), flow.last) < 1e-9
 
 
 def test_the_limit_is_that_of_the_remark_whatever_noise_and_tasks():
@@ -155,11 +172,20 @@ def test_at_finite_length_the_linear_flow_ends_at_the_optimum():
         assert distance(limit, best.attention) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["two targets", "two targets, singular tasks and queries"])
+def test_with_several_targets_the_limit_has_the_least_risk_and_what_the_flow_conserves(name):
+    """k r² − ‖A‖²: with the product rA, as far as the risk sees it, that is all of a limit."""
+    task = TASKS[name]
+    start = structured_start(task, 0.4, THETA, "linear")
+    limit = flow_limit(task, start, 20)
+    assert float(risk(limit, task, 20).value) == pytest.approx(float(optimal_linear(task, 20).risk.value), rel=1e-12)
+    kept = [np.sum(np.asarray(layer.V) ** 2) - np.sum(np.asarray(layer.U) ** 2) for layer in (start, limit)]
+    assert kept[1] == pytest.approx(kept[0], rel=1e-10)
+
+
 def test_ill_conditioned_covariates_take_their_time():
     task = LinearRegression(diagonal([1.0, 0.3, 0.1]), noise=0.1)
-    start = structured_start(task, 0.3, kind="linear")
-    flow = gradient_flow(start, task, math.inf, [10.0, 1e4], rtol=1e-9, atol=1e-11, solver="implicit")
-    limit = flow_limit(task, start)
+    flow, limit = softmax_flow(task, 0.3, None, [10.0, 1e4])
     assert distance(flow.layer(0), limit) > 1
     assert distance(flow.last, limit) < 1e-6 * float(norm(limit))
 

@@ -62,13 +62,12 @@ def test_a_step_goes_down_the_batch_gradient():
 
 def test_the_gradient_of_a_batch_is_the_mean_over_its_prompts_and_the_loss_factor_multiplies_it():
     key, layers = jax.random.key(5), pair()
-    of = {b: flat(gradients(Training(KMS, 4, batch=b), layers, key[None])) for b in (1, 2, 3)}
+    of = {b: flat(gradients(Training(KMS, 4, batch=b), layers, key[None])) for b in (2, 3)}
     halves = flat(gradients(Training(KMS, 4, batch=3, loss_factor=0.5), layers, key[None]))
     np.testing.assert_allclose(halves, of[3] / 2, rtol=1e-13)
-    # a prompt more adds what it adds, a matrix of rank one in U, whatever the batch
-    for b in (1, 2):
-        added = ((b + 1) * of[b + 1] - b * of[b])[:9].reshape(3, 3)
-        assert np.linalg.matrix_rank(added, tol=1e-12) == 1
+    # a prompt more adds what it adds, a matrix of rank one in U
+    added = (3 * of[3] - 2 * of[2])[:9].reshape(3, 3)
+    assert np.linalg.matrix_rank(added, tol=1e-12) == 1
 
 
 def test_layers_side_by_side_see_the_prompts_they_see_alone():
@@ -137,8 +136,8 @@ def test_the_second_moment_of_a_long_prompt_has_the_law_of_that_of_its_tokens():
     def entries(prompt):
         return prompt.second_moment()[jnp.array([0, 0, 1]), jnp.array([0, 1, 1])]
 
-    drawn = jax.vmap(lambda key: entries(_with_second_moment(mu, key, L)))(keys)
-    tokens = jax.vmap(lambda key: entries(mu.prompt(key, L)))(jax.random.split(jax.random.key(4), 20_000))
+    drawn = jax.jit(jax.vmap(lambda key: entries(_with_second_moment(mu, key, L))))(keys)
+    tokens = jax.jit(jax.vmap(lambda key: entries(mu.prompt(key, L))))(jax.random.split(jax.random.key(4), 20_000))
     assert_same_moments(np.asarray(drawn), np.asarray(tokens))
     assert_mean_is(np.asarray(drawn), np.array([1.25, -0.1, 1.5]))
 

@@ -48,16 +48,19 @@ def simulated(task, L: int, ridge: float | None = None, n: int = 20_000) -> np.n
     W = rng.normal(size=(n, k, d)) @ square_root(Omega)
     Y = X @ W.transpose(0, 2, 1) + s * rng.normal(size=(n, L, k))
     y = np.einsum("bkd,bd->bk", W, x) + s * rng.normal(size=(n, k))
-    kernel = X @ Omega @ X.transpose(0, 2, 1) + (s**2 if ridge is None else ridge) * np.eye(L)
-    fitted = Omega @ X.transpose(0, 2, 1) @ np.linalg.pinv(kernel, rcond=1e-13, hermitian=True) @ Y
+    ridge = s**2 if ridge is None else ridge
+    kernel = X @ Omega @ X.transpose(0, 2, 1) + ridge * np.eye(L)
+    solved = np.linalg.solve(kernel, Y) if ridge else np.linalg.pinv(kernel, rcond=1e-13, hermitian=True) @ Y
+    fitted = Omega @ X.transpose(0, 2, 1) @ solved
     return np.sum((np.einsum("bdk,bd->bk", fitted, x) - y) ** 2, 1) / 2
 
 
 @pytest.mark.parametrize("L", [1, 3, 8])
 @pytest.mark.parametrize("task", list(TASKS.values()), ids=list(TASKS))
 def test_risk_is_that_of_simulated_ridge_regression(task, L):
-    errors, risk = simulated(task, L), bayes_risk(task, L, max_draws=2**13)
-    if float(task.noise) == 0 and L >= 3:
+    interpolates = float(task.noise) == 0 and L >= 3
+    errors, risk = simulated(task, L, n=2_000 if interpolates else 10_000), bayes_risk(task, L, max_draws=2**13)
+    if interpolates:
         assert risk.value == 0
         assert np.quantile(errors, 0.99) < 1e-12  # a few prompts are close to singular
     else:
@@ -133,7 +136,7 @@ def test_mean_inverse_wishart_is_recovered_as_the_noise_vanishes():
 
 def test_risk_falls_with_every_token_and_from_the_prior_to_the_floor():
     for task in (FLAT, KMS, TASKS["singular Sigma"], TASKS["no noise"]):
-        lengths = [*range(12), 30, 100, 10**4, 10**8, math.inf]
+        lengths = [*range(7), 11, 100, 10**8, math.inf]
         values = np.array([float(bayes_risk(task, L).value) for L in lengths])
         assert np.all(np.diff(values) <= 1e-15)
         prior = float(task.noise) + float(jnp.sum(task.query_Sigma * task.Omega))
@@ -196,7 +199,7 @@ def test_risk_of_two_rare_atoms_is_a_binomial_mean(L):
     task = RegressionOn(lp.Empirical(np.eye(2), [1 - p, p]), s2)
     k = np.arange(L + 1)
     left = np.sum(binom.pmf(k, L, p) * (p / (s2 + k) + (1 - p) / (s2 + L - k)))
-    risk = bayes_risk(task, L, rtol=5e-3)
+    risk = bayes_risk(task, L, rtol=5e-3 if L == 5 else 1e-2)
     assert_close_in_sigmas(risk.value, s2 / 2 * (1 + left), risk.stderr)
 
 

@@ -83,21 +83,23 @@ def test_sigmoid_and_relu_attention_have_the_risk_of_simulated_prompts(kind, L):
     assert_close_in_sigmas(found.value, zero_risk(TASK) + excess.mean(), error)
 
 
-@pytest.mark.parametrize("kind", [*WEIGHTS, Cubic], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("L", [4, math.inf])
+@pytest.mark.parametrize(
+    ("kind", "L"), [(SigmoidAttention, 4), (SigmoidAttention, math.inf), (ReLUAttention, math.inf), (Cubic, 4)]
+)
 def test_the_gradient_of_any_kind_is_that_of_the_mean_loss(kind, L):
     layer = kind(*map(jnp.asarray, weights(12, TASK, size=0.4)))
-    function: Any = risk_function(layer, TASK, L, draws=64)
-    instances = [TASK.draw(jax.random.split(key)[0]) for key in function.keys]
-    prompts = [one.prompt(jax.random.split(key)[1], L) for one, key in zip(instances, function.keys, strict=True)]
+    function: Any = risk_function(layer, TASK, L, draws=8)
 
     def mean_loss(layer):
-        losses = [jnp.sum((layer(one.measure, one.query) - one.target) ** 2) / 2 for one in prompts[:8]]
-        return jnp.stack(losses).mean()
+        def loss(key):
+            of_instance, of_prompt = jax.random.split(key)
+            one = TASK.draw(of_instance).prompt(of_prompt, L)
+            return jnp.sum((layer(one.measure, one.query) - one.target) ** 2) / 2
 
-    few = eqx.tree_at(lambda f: f.keys, function, function.keys[:8])
-    value, gradient = few.value_and_gradient(layer)
-    expected, slope = eqx.filter_value_and_grad(mean_loss)(layer)
+        return jax.vmap(loss)(function.keys).mean()
+
+    value, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
+    expected, slope = eqx.filter_jit(eqx.filter_value_and_grad(mean_loss))(layer)
     np.testing.assert_allclose(value, expected, rtol=1e-10)
     np.testing.assert_allclose(gradient.U, slope.U, rtol=1e-7, atol=1e-12)
     np.testing.assert_allclose(gradient.V, slope.V, rtol=1e-7, atol=1e-12)

@@ -40,8 +40,11 @@ def assert_risk_of(found, excess: np.ndarray, task: LinearRegression) -> None:
 # Closed forms
 
 
-@pytest.mark.parametrize("L", [1, 2, 7, 50])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("name", "L"),
+    [(name, 7) for name in TASKS]
+    + [(name, L) for name in ("anisotropic", "two targets, other queries", "singular") for L in (1, 2, 50)],
+)
 def test_linear_attention_has_the_risk_of_simulated_prompts(name, L):
     task, n = TASKS[name], 30_000
     U, V = weights(10, task)

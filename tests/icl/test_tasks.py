@@ -149,9 +149,12 @@ def test_regression_on_any_law_has_the_risk_of_simulated_prompts_and_tends_to_it
     tokens = np.concatenate([X, Y[..., None]], axis=2)
     query = np.append(X[:, L], np.zeros((n, 1)), axis=1)
     losses = np.sum((attend(SOFTMAX, U, V, tokens[:, :L], query) - Y[:, L:]) ** 2, axis=1) / 2
-    # on common keys: one definition, applied to more and more tokens of a law and to the law itself
-    short, long, limit = (risk(SOFTMAX(U, V), task, length, rtol=ANY) for length in (L, 500, math.inf))
+    short = risk(SOFTMAX(U, V), task, L, rtol=ANY)
     assert_mean_is(losses, short.value, float(short.stderr))
+    if name != "mixture":
+        return
+    # on common keys: one definition, applied to more and more tokens of a law and to the law itself
+    long, limit = (risk(SOFTMAX(U, V), task, length, rtol=ANY) for length in (500, math.inf))
     assert abs(long.value - limit.value) < abs(short.value - limit.value) / 5
     np.testing.assert_allclose(long.value, limit.value, rtol=0.02)
 

@@ -1,5 +1,7 @@
 """Averages along one direction: against sampling, closed forms and automatic differentiation, over all measures."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,43 +11,59 @@ from scipy.stats import norm
 
 import catalogue
 import largeprompt as lp
+from catalogue import MEASURES
 from largeprompt import measures
 from significance import assert_close_in_sigmas
 
 SIGMOID_BREAKS = (-16.0, -4.0, 4.0, 16.0)
-each_measure = pytest.mark.parametrize("mu", catalogue.MEASURES.values(), ids=catalogue.MEASURES.keys())
-EXACT = {name: mu for name, mu in catalogue.MEASURES.items() if mu._averages_exactly()}
+FUNCTIONS = {"sigmoid": (jax.nn.sigmoid, SIGMOID_BREAKS), "relu": (jax.nn.relu, (0.0,))}
+EXACT = [name for name, mu in MEASURES.items() if mu._averages_exactly()]
+N = 40_000
 
 
-@each_measure
-@pytest.mark.parametrize("f", [jax.nn.sigmoid, jax.nn.relu])
-def test_expectations_are_those_of_samples(mu, f):
-    n, u = 40_000, catalogue.theta_for(mu)
-    found = mu.expectation(f, u, (0.0,) if f is jax.nn.relu else SIGMOID_BREAKS)
-    tokens = np.asarray(mu.sample(jax.random.key(1), n))
-    values = np.asarray(f(jnp.asarray(tokens @ u)))
-    rows = np.concatenate(
-        [
-            values[:, None],
-            values[:, None] * tokens,
-            values[:, None] * np.einsum("li,lj->lij", tokens, tokens).reshape(n, -1),
-        ],
-        axis=1,
-    )
-    expected = np.concatenate([np.atleast_1d(found.value), found.times_z, np.ravel(found.times_zz)])
-    fixed = 1.0 if mu._averages_exactly() and found.stderr == 0 else np.sqrt(n / 2**14)
-    stderr = rows.std(axis=0) / np.sqrt(n) * np.hypot(1, fixed)
-    assert_close_in_sigmas(rows.mean(axis=0), expected, stderr + 1e-12)
+@functools.cache
+def expectations_and_tokens(name):
+    """Those of each function, and N tokens."""
+
+    @jax.jit
+    def both(mu, u, key):
+        return {name: mu.expectation(f, u, breaks) for name, (f, breaks) in FUNCTIONS.items()}, mu.sample(key, N)
+
+    found, tokens = both(MEASURES[name], catalogue.theta_for(MEASURES[name]), jax.random.key(1))
+    return jax.tree.map(np.asarray, found), np.asarray(tokens)
+
+
+def of_scores(f, tokens, u):
+    scores = tokens @ u
+    return np.maximum(scores, 0) if f == "relu" else 1 / (1 + np.exp(-scores))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_expectations_are_those_of_samples(name, f):
+    mu, (found, tokens) = MEASURES[name], expectations_and_tokens(name)
+    values, found = of_scores(f, tokens, catalogue.theta_for(mu)), found[f]
+    # f(s)xxᵀ for x = (1, z), its mean and its mean square
+    x = np.concatenate([np.ones((N, 1)), tokens], axis=1)
+    mean, square = (x.T * values) @ x / N, (x.T**2 * values**2) @ x**2 / N
+    column = np.concatenate([np.atleast_1d(found.value), found.times_z])
+    expected = np.block([[column[None]], [column[1:, None], found.times_zz]])
+    fixed = 1.0 if mu._averages_exactly() and found.stderr == 0 else np.sqrt(N / 2**14)
+    stderr = np.sqrt(np.maximum(square - mean**2, 0) / N) * np.hypot(1, fixed)
+    assert_close_in_sigmas(mean, expected, stderr + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["cube", "affine, tall", "product", "from cgf", "from sampler"])
 def test_a_sampled_expectation_has_the_standard_error_of_its_sample(name):
-    mu = catalogue.MEASURES[name]
-    u = catalogue.theta_for(mu)
-    found = mu.expectation(jax.nn.sigmoid, u)
-    values = jax.nn.sigmoid(mu.sample(jax.random.key(2), 20_000) @ u)
+    found, tokens = expectations_and_tokens(name)
+    values = of_scores("sigmoid", tokens, catalogue.theta_for(MEASURES[name]))
     size = 30_000 if name == "from sampler" else 2**14
-    np.testing.assert_allclose(found.stderr, values.std() / np.sqrt(size), rtol=0.1)
+    np.testing.assert_allclose(found["sigmoid"].stderr, values.std() / np.sqrt(size), rtol=0.1)
+
+
+@jax.jit
+def rectified(mu):
+    return mu.expectation(jax.nn.relu, [1.0], (0.0,))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +71,7 @@ def test_a_sampled_expectation_has_the_standard_error_of_its_sample(name):
 )
 def test_the_mean_of_a_rectified_gaussian_score_is_its_closed_form(mean, deviation):
     """E max(s, 0) = s̄Φ + σφ, and E max(s, 0)s = (s̄² + σ²)Φ + s̄σφ."""
-    found = lp.Gaussian([mean], [[deviation**2]]).expectation(jax.nn.relu, [1.0], (0.0,))
+    found = rectified(lp.Gaussian([mean], [[deviation**2]]))
     if deviation == 0:
         expected = np.array([max(mean, 0.0), max(mean, 0.0) * mean])
     else:
@@ -71,20 +89,20 @@ def test_a_step_is_integrated_across_its_jump():
     np.testing.assert_allclose(found.value, norm.sf(0.4, mean, np.sqrt(variance)), rtol=1e-13)
 
 
-@pytest.mark.parametrize("mu", EXACT.values(), ids=EXACT.keys())
-def test_derivatives_along_u_are_expectations_of_the_slope(mu):
+@pytest.mark.parametrize("name", EXACT)
+def test_derivatives_along_u_are_expectations_of_the_slope(name):
     """∂ E f(s) = E f'(s)z and ∂ E f(s)z = E f'(s)zzᵀ, at 0 too."""
+    mu, breaks = MEASURES[name], jnp.asarray(SIGMOID_BREAKS)
     slope = lambda s: jax.nn.sigmoid(s) * jax.nn.sigmoid(-s)  # noqa: E731
-    breaks = jnp.asarray(SIGMOID_BREAKS)
 
     @jax.jit
     def slopes(u):
         of = lambda u: mu._expectation(jax.nn.sigmoid, u, breaks)  # noqa: E731
-        return jax.grad(lambda u: of(u).value)(u), jax.jacfwd(lambda u: of(u).times_z)(u)
+        there = mu._expectation(slope, u, breaks)
+        return there, jax.grad(lambda u: of(u).value)(u), jax.jacfwd(lambda u: of(u).times_z)(u)
 
     for u in (jnp.asarray(catalogue.theta_for(mu)), jnp.zeros(mu.dim)):
-        there = mu._expectation(slope, u, breaks)
-        gradient, jacobian = slopes(u)
+        there, gradient, jacobian = slopes(u)
         np.testing.assert_allclose(gradient, there.times_z, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(jacobian, there.times_zz, rtol=1e-9, atol=1e-12)
 
@@ -93,6 +111,7 @@ def test_derivatives_in_the_mean_and_covariance_of_a_gaussian_are_those_of_finit
     u, breaks = jnp.array([0.7, -1.1]), jnp.zeros(1)
     m, root = jnp.array([0.2, -0.1]), jnp.array([[1.0, 0.3], [-0.2, 0.5]])
 
+    @jax.jit
     def value(m, root):
         return lp.Gaussian(m, root @ root.T)._expectation(jax.nn.relu, u, breaks).times_z[0]
 
@@ -101,22 +120,21 @@ def test_derivatives_in_the_mean_and_covariance_of_a_gaussian_are_those_of_finit
 
 @pytest.mark.parametrize("name", [*EXACT, "cube", "product"])
 def test_moments_of_fourth_order_are_those_of_samples(name):
-    mu, n = catalogue.MEASURES[name], 100_000
-    u = jnp.asarray(catalogue.theta_for(mu))
-    A, B = (jnp.asarray(catalogue.covariance(seed, mu.dim + 1)) for seed in (20, 21))
-    found = mu._quartic(jax.nn.sigmoid, u, jnp.asarray(SIGMOID_BREAKS), A, B)
-    tokens = mu.sample(jax.random.key(3), n)
-    x = jnp.concatenate([tokens, jnp.ones((n, 1))], axis=1)
-    values = jax.nn.sigmoid(tokens @ u) * jnp.sum((x @ A) * x, axis=1) * jnp.sum((x @ B) * x, axis=1)
-    fixed = 1.0 if mu._averages_exactly() else np.sqrt(n / 2**14)
-    assert_close_in_sigmas(values.mean(), found, values.std() / np.sqrt(n) * np.hypot(1, fixed) + 1e-12)
+    mu, (_, tokens) = MEASURES[name], expectations_and_tokens(name)
+    u = catalogue.theta_for(mu)
+    A, B = (catalogue.covariance(seed, mu.dim + 1) for seed in (20, 21))
+    found = jax.jit(lambda *args: mu._quartic(jax.nn.sigmoid, *args))(u, jnp.asarray(SIGMOID_BREAKS), A, B)
+    x = np.concatenate([tokens, np.ones((N, 1))], axis=1)
+    values = of_scores("sigmoid", tokens, u) * np.sum((x @ A) * x, axis=1) * np.sum((x @ B) * x, axis=1)
+    fixed = 1.0 if mu._averages_exactly() else np.sqrt(N / 2**14)
+    assert_close_in_sigmas(values.mean(), found, values.std() / np.sqrt(N) * np.hypot(1, fixed) + 1e-12)
 
 
 def test_expectations_over_a_long_prompt_are_streamed():
     """Many directions at once over a hundred thousand tokens give what NumPy does."""
     tokens = catalogue.matrix(30, 100_003, 3)
     mu, directions = lp.Empirical(tokens).tilt([0.1, 0.0, -0.2]), catalogue.matrix(31, 5, 3)
-    found = jax.vmap(lambda u: mu._expectation(jax.nn.relu, u, jnp.zeros(1)))(jnp.asarray(directions))
+    found = jax.jit(jax.vmap(lambda u: mu._expectation(jax.nn.relu, u, jnp.zeros(1))))(jnp.asarray(directions))
     masses = np.exp(tokens @ [0.1, 0.0, -0.2])
     masses /= masses.sum()
     for k, u in enumerate(directions):
