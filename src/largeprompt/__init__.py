@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from . import dynamics as dynamics
     from . import icl as icl
     from . import measures as measures
+    from . import models as models
     from ._precision import use_float64 as use_float64
     from .attention import Head as Head
     from .attention import LinearAttention as LinearAttention
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_LAYERS = ("attention", "concentration", "dynamics", "icl", "measures")
+_LAYERS = ("attention", "concentration", "dynamics", "icl", "measures", "models")
 _NAMES = {
     "_precision": ("use_float64",),
     "attention": (

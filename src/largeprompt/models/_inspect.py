@@ -1,6 +1,7 @@
 """A network inspected: in Python with any PyTorch model, without PyTorch from arrays in files."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,27 +31,40 @@ def inspect(
     tokens of `unseen` text, of the same shape, the errors predicted are measured there too. Heads are looked at through
     `queries` of their queries. The model computes what it computes without this.
     """
+    progress, began = progress or Progress(), time.perf_counter()
+    pool = None if unseen is None else calls_of(model, unseen, queries=1, **inputs)
+    inspector = Inspector(pool, progress, total=_layers(model))
+    with progress.task("inspecting", max(_layers(model), 1)):
+        _run(model, tokens, inspector, queries, inputs)
+    facts = {"model": type(model).__name__, "queries": queries, "seconds": round(time.perf_counter() - began, 2)}
+    return inspector.finished(words, **facts)
+
+
+def calls_of(model: "nn.Module", tokens: "Tensor | Any", *, queries: int = 64, **inputs: Any) -> list[AttentionCall]:
+    """The attention calls of a PyTorch model on a prompt, in the order in which they are made."""
+    calls: list[AttentionCall] = []
+    _run(model, tokens, calls.append, queries, inputs)
+    return calls
+
+
+def _run(model: "nn.Module", tokens: Any, each: Callable[[AttentionCall], None], queries: int, inputs: Any) -> None:
+    """Run a model on a prompt as it is used, not as it is trained, and give `each` every attention call."""
     import torch
 
     from ._tap import tap
 
-    progress, began = progress or Progress(), time.perf_counter()
     training = model.training
     model.eval()
-    pool: list[AttentionCall] | None = None
     try:
-        with torch.no_grad():
-            if unseen is not None:
-                pool = []
-                with tap(model, pool.append, queries=1):
-                    model(_batch(unseen), **inputs)
-            inspector = Inspector(pool, progress, total=len(pool or ()))
-            with progress.task("inspecting", max(len(pool or ()), 1)), tap(model, inspector, queries=queries):
-                model(_batch(tokens), **inputs)
+        with torch.no_grad(), tap(model, each, queries):
+            model(_batch(tokens), **inputs)
     finally:
         model.train(training)
-    facts = {"model": type(model).__name__, "queries": queries, "seconds": round(time.perf_counter() - began, 2)}
-    return inspector.finished(words, **facts)
+
+
+def _layers(model: "nn.Module") -> int:
+    """How many attention calls a forward pass will make, where the model's settings say so; else 0."""
+    return int(getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)
 
 
 def _batch(tokens: Any) -> Any:

