@@ -44,7 +44,8 @@ def fetched(package: str) -> Path:
         if archive.suffix == ".whl":
             zipfile.ZipFile(archive).extractall(HERE)
         else:
-            tarfile.open(archive).extractall(HERE, filter="data")
+            with tarfile.open(archive) as packed:
+                packed.extractall(HERE, filter="data")
     return place
 
 
