@@ -1,9 +1,10 @@
 """Many runs on one machine: over its cores, or side by side on its GPU."""
 
+import contextlib
 import os
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 
 import xarray as xr
 
@@ -90,29 +91,39 @@ class _Together(Progress):
 
 def _results(work: "_Work", device: DeviceName, jobs: int) -> list[xr.Dataset]:
     if device == "gpu":
-        _run_on_threads([work.run_on_gpu], work.stop)
-    _run_on_threads([work.run] * jobs, work.stop)
+        work.run_on_gpu()
+    ends = [work.begin() for _ in range(jobs)]
+    try:
+        _wait(ends)
+    except KeyboardInterrupt:
+        work.stop.set()
+        _wait(ends)
+        raise Interrupted from None
+    if work.failure is not None:
+        raise work.failure
     if len(work.results) < len(work.runs):
         raise Interrupted
     return [work.results[i] for i in range(len(work.runs))]
 
 
-def _run_on_threads(tasks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run each task on a thread of its own; an interrupt sets `stop`, and they end at their next pause."""
-    pool = ThreadPoolExecutor(len(tasks))
-    threads = [pool.submit(task) for task in tasks]
-    # not for the threads themselves: an interrupted join takes a running thread for one that has ended
-    pool.shutdown(wait=False)
+@contextlib.contextmanager
+def _interrupts_heard(stop: threading.Event) -> Iterator[None]:
+    """An interrupt sets `stop`, and the work ends at its next pause; elsewhere than in the main thread, none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
-        wait(threads)
-    except BaseException as error:
-        stop.set()
-        wait(threads)
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted from None
-        raise
-    for thread in threads:
-        thread.result()  # or what went wrong
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def _wait(ends: list[threading.Event]) -> None:
+    # not for the threads themselves: an interrupted join takes a running thread for one that has ended
+    for end in ends:
+        while not end.wait(0.2):
+            pass
 
 
 class _Work:
@@ -132,6 +143,7 @@ class _Work:
         self._lock = threading.Lock()
         self.stop = stop
         self.results: dict[int, xr.Dataset] = {}
+        self.failure: BaseException | None = None
 
     def run_on_gpu(self) -> None:
         """Run those that the compiled loops apply to, as many at a time as one process should hold; others wait."""
@@ -141,11 +153,25 @@ class _Work:
         for first in range(0, len(able), MOST_ON_GPU):
             batch = able[first : first + MOST_ON_GPU]
             options = self._store, self._progress, self.stop, self._checkpoint_seconds
-            found = run_together([self.runs[i] for i in batch], *options)
+            with _interrupts_heard(self.stop):
+                found = run_together([self.runs[i] for i in batch], *options)
             self.results |= {i: data for i, data in zip(batch, found, strict=True) if data is not None}
         self._waiting = [i for i in self._waiting if i not in self.results]
 
-    def run(self) -> None:
+    def begin(self) -> threading.Event:
+        """Start a thread that runs what waits; the event is set when it has ended."""
+        end = threading.Event()
+
+        def work() -> None:
+            try:
+                self._work()
+            finally:
+                end.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        return end
+
+    def _work(self) -> None:
         """Take run after run until none is left; one that another process runs goes to the end of the line."""
         while not self.stop.is_set():
             with self._lock:
@@ -156,12 +182,15 @@ class _Work:
                 data = attempt(self.runs[i], self._store, self._progress, self.stop, self._checkpoint_seconds)
             except Interrupted:
                 return
-            except BaseException:
+            except BaseException as failure:
+                with self._lock:
+                    self.failure = self.failure or failure
                 self.stop.set()
-                raise
-            if data is not None:
-                self.results[i] = data
-                continue
+                return
             with self._lock:
-                self._waiting.append(i)
-            self.stop.wait(0.2)
+                if data is not None:
+                    self.results[i] = data
+                else:
+                    self._waiting.append(i)
+            if data is None:
+                self.stop.wait(0.2)
