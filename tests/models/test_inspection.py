@@ -1,9 +1,12 @@
 """What is said of a head is what the library's own measures say, and what a plain computation gives."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel
 
 from largeprompt import models
 from largeprompt.concentration import predict
@@ -165,3 +168,47 @@ def test_a_call_that_cannot_be_is_refused_in_one_line(change, message):
 def test_no_call_at_all_is_refused():
     with pytest.raises(ValueError, match="the model made no attention call"):
         models.inspect_calls([])
+
+
+def tiny():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
+    return LlamaModel(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 30])
+def test_prompts_of_any_length_are_inspected_and_short_ones_are_not_believed(length):
+    tokens = torch.arange(2 * length).reshape(2, 1, length) % 50
+    data = models.inspect(tiny(), tokens[0], unseen=tokens[1]).to_dataset()
+    assert length == 30 or not data["trusted"].any()
+    assert float(data["rebuilt"].max()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_as_it_is(dtype):
+    data = models.inspect(tiny().to(dtype), torch.arange(40)).to_dataset()
+    assert float(data["rebuilt"].max()) < 2e-2
+
+
+def test_a_model_in_training_is_used_without_it_and_stays_in_training():
+    model = tiny().train()
+    models.inspect(model, torch.arange(30))
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "gpt2"}, "model is of type str; it must be a PyTorch module"),
+        ({"model": torch.nn.Linear(30, 3), "tokens": torch.ones(1, 30)}, "the model made no attention call"),
+        ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"tokens have shape \(1, 0\)"),
+        ({"tokens": torch.zeros(2, 9, dtype=torch.long)}, "the batch has 2 prompts"),
+        ({"unseen": torch.zeros(1, 7, dtype=torch.long)}, r"unseen has shape \(1, 7\) and tokens \(30,\)"),
+        ({"queries": 0}, "queries is 0"),
+    ],
+)
+def test_what_cannot_be_inspected_is_refused_in_one_line(change, message):
+    options: dict[str, Any] = {"model": tiny(), "tokens": torch.arange(30)} | change
+    with pytest.raises(ValueError, match=message) as refused:
+        models.inspect(**options)
+    assert "\n" not in str(refused.value)

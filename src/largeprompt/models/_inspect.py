@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from largeprompt import _checks as checks
 from largeprompt._progress import Progress
 
 from ._call import AttentionCall
@@ -31,7 +32,11 @@ def inspect(
     tokens of `unseen` text, of the same shape, the errors predicted are measured there too. Heads are looked at through
     `queries` of their queries. The model computes what it computes without this.
     """
-    progress, began = progress or Progress(), time.perf_counter()
+    progress, began, queries = progress or Progress(), time.perf_counter(), checks.count("queries", queries)
+    if unseen is not None and np.shape(unseen)[-1:] != np.shape(tokens)[-1:]:
+        raise ValueError(
+            f"unseen has shape {tuple(np.shape(unseen))} and tokens {tuple(np.shape(tokens))}; both must be as long"
+        )
     pool = None if unseen is None else calls_of(model, unseen, queries=1, **inputs)
     inspector = Inspector(pool, progress, total=_layers(model))
     with progress.task("inspecting", max(_layers(model), 1)):
@@ -53,11 +58,16 @@ def _run(model: "nn.Module", tokens: Any, each: Callable[[AttentionCall], None],
 
     from ._tap import tap
 
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model is of type {type(model).__name__}; it must be a PyTorch module")
+    batch = _batch(tokens)
+    if 0 in np.shape(batch):
+        raise ValueError(f"tokens have shape {tuple(np.shape(batch))}; there must be at least one")
     training = model.training
     model.eval()
     try:
         with torch.no_grad(), tap(model, each, queries):
-            model(_batch(tokens), **inputs)
+            model(batch, **inputs)
     finally:
         model.train(training)
 

@@ -14,6 +14,7 @@ from largeprompt._progress import Progress
 from ._call import AttentionCall, HeadCall
 from ._redraws import redrawn_errors
 from ._statistics import (
+    FEWEST,
     HEAVIEST,
     Attended,
     QueryStatistics,
@@ -128,7 +129,8 @@ class Inspector:
                     head, pool, details.sinks, details.lengths / details.lengths[-1], 1000 * layer + h
                 )
                 details = details._replace(measured=measured)
-                row["measured_over_predicted"] = measured[-1] / details.predicted[-1] if row["trusted"] else math.nan
+                known = row["trusted"] and details.predicted[-1] > 0
+                row["measured_over_predicted"] = measured[-1] / details.predicted[-1] if known else math.nan
             found.append(row)
             self._details[layer, h] = details
         self._names.append(call.name)
@@ -173,7 +175,7 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
     sinks = sinks_of(found.weights)
     q = query_statistics(head, found, sinks)
     middle = {name: float(np.nanmedian(values)) for name, values in q._asdict().items()}
-    trusted = middle["tail"] <= HEAVIEST
+    trusted = middle["tail"] <= HEAVIEST and middle["seen"] >= FEWEST
     relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
     believed = {
         "relative_error": relative,

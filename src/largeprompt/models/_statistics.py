@@ -27,6 +27,7 @@ from ._call import HeadCall
 SINK = 0.05  # mean weight over queries from which a token is a sink; and it must be ten times the even share
 MOST_SINKS = 8
 HEAVIEST = 0.7  # index of the weights' tail up to which the law of large prompts is believed
+FEWEST = 25  # tokens from which a tail can be seen
 _TAILS = 16  # queries whose tails are looked at
 _ROUNDS = 8  # of a fit by position
 _NEAR = 16  # lags that are told apart one by one; beyond, in groups that grow by a fifth
