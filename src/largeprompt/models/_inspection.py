@@ -28,6 +28,7 @@ EPSILON = 0.1  # relative error whose prompt length is named
 
 # name: what it is, in the words of tables and maps
 MEANINGS = {
+    "seen": "tokens that a query sees",
     "effective": "effective tokens, 1/Σw²",
     "entropy": "entropy of the weights",
     "largest": "largest weight",
@@ -35,6 +36,7 @@ MEANINGS = {
     "sinks": "weight of all sinks",
     "score_variance": "variance ν of the scores, sinks apart",
     "score_threshold": "ν over ln L: past 1 single tokens decide",
+    "trusted": "whether k̂ is at most 0.7, so that errors can be predicted",
     "tail": "tail index k̂ of the weights, sinks apart",
     "relative_error": "error of the output over redraws of the prompt, relative",
     "residual_error": "the same in the residual stream",
@@ -42,6 +44,7 @@ MEANINGS = {
     "linear": "distance from the Gaussian (linear) limit, relative",
     "linear_beside_sinks": "the same with sinks kept as atoms",
     "position": "share of the scores' variance that position explains",
+    "rebuilt": "largest difference from the model's own output, relative",
     "measured_over_predicted": "error measured on unseen text over that predicted",
 }
 
@@ -112,12 +115,14 @@ class Inspector:
     def __init__(self, pool: Sequence[AttentionCall] | None = None, progress: Progress | None = None, total: int = 0):
         self._pool, self._progress, self._total = pool, progress or Progress(), total
         self._rows: list[dict[str, np.ndarray]] = []
+        self._tokens = 0
         self._names: list[str] = []
         self._details: dict[tuple[int, int], Details] = {}
 
     def __call__(self, call: AttentionCall) -> None:
         """Take one more call."""
         layer, groups = len(self._rows), lags(call.positions, call.tokens)
+        self._tokens = max(self._tokens, call.tokens)
         found = []
         for h in range(call.heads):
             head = call.head(h)
@@ -152,7 +157,7 @@ class Inspector:
             "head": np.arange(heads),
             "name": ("layer", _distinct(self._names)),
         }
-        return Inspection(xr.Dataset(variables, coordinates, facts), self._details, tokens)
+        return Inspection(xr.Dataset(variables, coordinates, {"tokens": self._tokens, **facts}), self._details, tokens)
 
 
 def _distinct(names: list[str]) -> list[str]:
