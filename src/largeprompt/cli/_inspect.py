@@ -102,7 +102,7 @@ def _of_model(
     for each in (first, pool):
         if each is not None:
             _load.check_tokens(model, network, each)
-    with View() as view:
+    with _load.quiet(), View() as view:
         found = models.inspect(network, first, unseen=pool, queries=queries, words=words, progress=view)
     source = text if text is not None else tokens
     facts = {"model": f"{Path(model).name} ({type(network).__name__})", "text": source.name if source else ""}

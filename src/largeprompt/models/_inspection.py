@@ -175,7 +175,7 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
     found = attended(head)
     sinks = sinks_of(found.weights)
     q = query_statistics(head, found, sinks)
-    middle = {name: float(np.nanmedian(values)) for name, values in q._asdict().items()}
+    middle = {name: _median(values) for name, values in q._asdict().items()}
     trusted = middle["tail"] <= HEAVIEST
     relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
     believed = {
@@ -196,6 +196,12 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
         "rebuilt": math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
     }
     return row, _details(head, found, q, sinks)
+
+
+def _median(values: np.ndarray) -> float:
+    """Of the numbers that there are; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 def _rms(values: np.ndarray) -> float:

@@ -18,7 +18,7 @@ def load(model: str) -> tuple[Any, Any]:
 
     `model` is a folder, a GGUF file or a name on the model hub. No code that comes with a model is run.
     """
-    with quiet():
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):  # where bars go that cannot be turned off
         try:
             import torch
             import transformers
@@ -44,8 +44,8 @@ def load(model: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no warnings of libraries on the terminal."""
-    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    """No progress bars of transformers, and no warnings of libraries."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             from transformers.utils import logging

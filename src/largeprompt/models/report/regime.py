@@ -9,7 +9,7 @@ from largeprompt.models._statistics import HEAVIEST
 LARGE, SINGLE, REFUSED = "large prompt", "one token decides", "refused"
 LABELS = {
     LARGE: "no single token decides, and errors fall like 1/√L",
-    SINGLE: "the variance of the scores is above ln L: the largest weight stays, however long the prompt is",
+    SINGLE: "the variance of the scores is above ln L, so that at this length single tokens take much of the weight",
     REFUSED: f"the tail index k̂ of the weights is above {HEAVIEST:g}: no error is predicted",
 }
 
