@@ -262,8 +262,36 @@ def test_a_model_without_attention_is_refused(command, text):
     refused(command, "the model made no attention call", "mamba", "--text", text, "--length", "40")
 
 
+def test_a_model_of_pictures_is_refused(command, text):
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    save(transformers.ViTModel(transformers.ViTConfig(**sizes)), "vit")
+    np.save("ids.npy", np.arange(40))
+    message = "vit reads no token ids: it is a ViTModel"
+    refused(command, message, "vit", "--tokens", "ids.npy", "--length", "40")
+
+
+def test_a_model_that_fails_is_refused(command, models, monkeypatch, text):
+    import transformers
+
+    def fail(*_, **__):
+        raise KeyError("a part")
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", fail)
+    message = "llama did not run on these tokens (KeyError: 'a part')"
+    refused(command, message, str(models / "llama"), "--text", text, "--length", "40")
+
+
+def test_a_text_of_another_kind_is_remarked(command, models):
+    Path("other.txt").write_text("to be or not to be " * 10)
+    code, _, err = command("inspect", str(models / "llama"), "--text", "other.txt", "--length", "40")
+    assert code == 0
+    assert "40 of 40 tokens are unknown to the tokenizer" in err
+
+
 def test_a_name_on_the_hub_without_a_network_is_refused(command, monkeypatch, text):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("largeprompt.models._load._hub_in_reach", lambda: False)
     refused(command, "nobody/nothing: it is no folder or file here", "nobody/nothing", "--text", text)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ._app import Json, Out, app
 from ._interrupts import interrupts
-from ._output import print_result
+from ._output import print_result, remark
 from ._view import View
 
 if TYPE_CHECKING:
@@ -102,8 +102,18 @@ def _of_model(
     for each in (first, pool):
         if each is not None:
             _load.check_tokens(model, network, each)
-    with _load.quiet(), View() as view:
-        found = models.inspect(network, first, unseen=pool, queries=queries, words=words, progress=view)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if words is not None and (first == unknown).mean() > 0.1:
+        remark(
+            f"{(first == unknown).sum()} of {len(first)} tokens are unknown to the tokenizer; is the text of its kind?"
+        )
+    try:
+        with _load.quiet(), View() as view:
+            found = models.inspect(network, first, unseen=pool, queries=queries, words=words, progress=view)
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: it is the model's own code that runs here
+        raise ValueError(f"{model} did not run on these tokens ({type(error).__name__}: {error})") from error
     source = text if text is not None else tokens
     facts = {"model": f"{Path(model).name} ({type(network).__name__})", "text": source.name if source else ""}
     return dataclasses.replace(found, data=found.data.assign_attrs(facts))

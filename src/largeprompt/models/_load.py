@@ -3,8 +3,12 @@
 import contextlib
 import io
 import json
+import os
+import socket
+import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +57,15 @@ def quiet() -> Iterator[None]:
             yield
             return
         before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        hub = getLogger("huggingface_hub")
+        level = hub.level
+        hub.setLevel(logging.CRITICAL)
         logging.set_verbosity(logging.CRITICAL)
         logging.disable_progress_bar()
         try:
             yield
         finally:
+            hub.setLevel(level)
             logging.set_verbosity(before)
             if bars:
                 logging.enable_progress_bar()
@@ -88,7 +96,19 @@ def _place(model: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"{model} is not a model that can be read; give {known}")
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ValueError(f"{model}: there is no such folder or file")
-    return model, {}
+    return model, {"local_files_only": not _hub_in_reach()}
+
+
+def _hub_in_reach() -> bool:
+    """Whether the name of the hub is known: without a network it would be tried for half a minute."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _read(model: str, kind: Any, place: str, **options: Any) -> Any:
@@ -176,7 +196,11 @@ def check_tokens(model: str, network: Any, ids: np.ndarray) -> None:
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and len(ids) > most > 0:
         raise ValueError(f"--length is {len(ids)}; {model} has positions for {most} tokens")
-    size = network.get_input_embeddings().num_embeddings
+    try:
+        size = network.get_input_embeddings().num_embeddings
+    except (AttributeError, NotImplementedError):
+        said = f"{model} reads no token ids: it is a {type(network).__name__}"
+        raise ValueError(f"{said}; inspect it in Python with largeprompt.models.inspect") from None
     if ids.min() < 0 or ids.max() >= size:
         worst = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"a token is {worst}; {model} has tokens 0 to {size - 1}")
