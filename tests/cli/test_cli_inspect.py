@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def save(model, folder):
         model.save_pretrained(folder)
 
 
-SIZES = {
+SIZES: Any = {
     "vocab_size": len(WORDS),
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -123,7 +124,7 @@ def test_token_ids_stand_for_a_text(command, models, text):
     assert by_unseen["rows"] == by_verify["rows"]
 
 
-def arrays(seed=0, n=24, L=48):
+def arrays(seed=0, n=24, L=48) -> Any:
     rng = np.random.default_rng(seed)
     return {
         "queries": rng.normal(size=(2, n, 4)),
@@ -135,7 +136,7 @@ def arrays(seed=0, n=24, L=48):
 def test_arrays_need_no_model(command, monkeypatch):
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it fails
-    layers = {f"layer.{i}.{part}": array for i in (10, 2) for part, array in arrays(i).items()}
+    layers: Any = {f"layer.{i}.{part}": array for i in (10, 2) for part, array in arrays(i).items()}
     np.savez("calls.npz", **layers, **{"layer.10.causal": 1, "layer.2.scale": 0.3})
     code, out, err = command("inspect", "calls.npz", "--json")
     assert (code, err) == (0, "")
@@ -225,11 +226,11 @@ def test_models_that_cannot_be_read_are_refused(command, models, text):
     Path("cut.gguf").write_bytes(b"GGUF" + bytes(20))
     Path("text.gguf").write_text(TEXT)
     with quiet():
-        sick = transformers.LlamaModel.from_pretrained(models / "llama")
+        sick: Any = transformers.LlamaModel.from_pretrained(models / "llama")
     with torch.no_grad():
         sick.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
     save(sick, "sick")
-    sizes = {"vocab_size": 43, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    sizes: Any = {"vocab_size": 43, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     save(transformers.T5Model(transformers.T5Config(**sizes)), "t5")
     for message, model in (
         ("unknown: its architecture is not one that this version of transformers knows", "unknown"),
@@ -256,7 +257,7 @@ def test_models_that_cannot_be_read_are_refused(command, models, text):
 def test_a_model_without_attention_is_refused(command, text):
     import transformers
 
-    sizes = {"vocab_size": 43, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    sizes: Any = {"vocab_size": 43, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
     save(transformers.MambaModel(transformers.MambaConfig(**sizes)), "mamba")
     save_tokenizer("mamba", special=False)
     refused(command, "the model made no attention call", "mamba", "--text", text, "--length", "40")
@@ -265,7 +266,7 @@ def test_a_model_without_attention_is_refused(command, text):
 def test_a_model_of_pictures_is_refused(command, text):
     import transformers
 
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     save(transformers.ViTModel(transformers.ViTConfig(**sizes)), "vit")
     np.save("ids.npy", np.arange(40))
     message = "vit reads no token ids: it is a ViTModel"
@@ -302,7 +303,7 @@ def test_models_without_pytorch_are_refused(command, models, monkeypatch, text):
 
 def test_arrays_that_make_no_attention_call_are_refused(command):
     def saved(name, **changes):
-        found = {part: array for part, array in (arrays() | changes).items() if array is not None}
+        found: Any = {part: array for part, array in (arrays() | changes).items() if array is not None}
         np.savez(name, **found)
         return name
 

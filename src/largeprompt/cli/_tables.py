@@ -327,7 +327,7 @@ def inspection_table(data: xr.Dataset) -> Table:
     """A line for each layer of a network: medians over its heads, and how many are in which regime."""
     middle = data.median("head", skipna=True)
     trusted, below = data["trusted"] == 1, data["score_threshold"] < 1
-    heads = np.isfinite(data["seen"]).sum("head")
+    heads = data["seen"].notnull().sum("head")
     counts = ((trusted & below).sum("head"), (trusted & ~below).sum("head"), heads - trusted.sum("head"))
     names = ("effective", "sinks", "score_threshold", "tail", "relative_error", "length", "linear_beside_sinks")
 

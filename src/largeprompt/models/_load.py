@@ -8,7 +8,7 @@ import socket
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
-from logging import getLogger
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ def quiet() -> Iterator[None]:
         before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         hub = getLogger("huggingface_hub")
         level = hub.level
-        hub.setLevel(logging.CRITICAL)
-        logging.set_verbosity(logging.CRITICAL)
+        hub.setLevel(CRITICAL)
+        logging.set_verbosity(CRITICAL)
         logging.disable_progress_bar()
         try:
             yield
