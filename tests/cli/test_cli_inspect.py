@@ -98,7 +98,7 @@ def test_a_model_on_a_text_gives_a_page_and_numbers(command, models, text, name)
     table = list(csv.DictReader(Path("results/inspection.csv").read_text().splitlines()))
     np.testing.assert_allclose([float(row["tail"]) for row in table], [row["tail"] for row in numbers["rows"]])
     page = Path("results/inspection.html").read_text()
-    assert f"The heads of {name}" in page
+    assert f"The heads of models0/{name}" in page
     assert ('" [CLS]"' in page) == (name == "bert")
 
 

@@ -58,8 +58,14 @@ def inspect(
         else _of_model(model, text, tokens, length, unseen, verify, queries)
     )
     with interrupts.raised():
-        write_report(found, out, title=f"The heads of {Path(model).name}")
+        write_report(found, out, title=f"The heads of {_name(model)}")
     print_result(as_json, numbers_of(found), _lines(found), [out / name for name in FILES], width=120)
+
+
+def _name(model: str) -> str:
+    """A model's name for people: the file, the folder with the one around it, or the name on the hub."""
+    path = Path(model).expanduser()
+    return path.name if path.is_file() else "/".join((path.resolve() if path.exists() else path).parts[-2:])
 
 
 def _of_arrays(model: str, unseen: Path | None, queries: int) -> "Inspection":
@@ -69,7 +75,7 @@ def _of_arrays(model: str, unseen: Path | None, queries: int) -> "Inspection":
     calls = calls_from(model, queries)
     other = None if unseen is None else calls_from(unseen, 1)
     with View() as view:
-        return inspect_calls(calls, unseen=other, progress=view, model=Path(model).name, queries=queries)
+        return inspect_calls(calls, unseen=other, progress=view, model=_name(model), queries=queries)
 
 
 def _of_model(
@@ -115,7 +121,7 @@ def _of_model(
     except Exception as error:  # of any kind: it is the model's own code that runs here
         raise ValueError(f"{model} did not run on these tokens ({type(error).__name__}: {error})") from error
     source = text if text is not None else tokens
-    facts = {"model": f"{Path(model).name} ({type(network).__name__})", "text": source.name if source else ""}
+    facts = {"model": f"{_name(model)} ({type(network).__name__})", "text": source.name if source else ""}
     return dataclasses.replace(found, data=found.data.assign_attrs(facts))
 
 

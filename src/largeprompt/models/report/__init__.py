@@ -90,8 +90,12 @@ def _page(inspection: Inspection, found: list[dict[str, Any]], title: str) -> st
 def _facts(inspection: Inspection) -> dict[str, str]:
     """The line under the title: what was inspected, and what that took."""
     known = inspection.data.attrs
-    facts = {name.capitalize(): number(value) if isinstance(value, int | float) else str(value)
-             for name, value in known.items() if name != "seconds" and value != ""}  # fmt: skip
+    names = sorted(known, key=lambda name: name != "model")  # the model first, the others as they are
+    facts = {
+        name.capitalize(): number(known[name]) if isinstance(known[name], int | float) else str(known[name])
+        for name in names
+        if name != "seconds" and known[name] != ""
+    }
     size = f"{inspection.data.sizes['layer']} × {inspection.data.sizes['head']}"
     took = {"Took": duration(known["seconds"])} if "seconds" in known else {}
     return {**facts, "Layers × heads": size, **took}

@@ -35,6 +35,14 @@
     return span;
   };
 
+  const of = (row, name) => row.numbers[columns.findIndex((column) => column.name === name)];
+  const about = (row, more) => [
+    `layer ${row.layer}, head ${row.head}: <b>${row.regime}</b>`,
+    more,
+    `${inWords(of(row, "effective"))} effective tokens, k̂ ${inWords(of(row, "tail") ?? null)}`,
+    `<i>${escaped(layers[row.layer])}</i>`,
+  ].filter(Boolean).join("<br>");
+
   const valuesOf = (k) => {
     const { meaning, log } = columns[k];
     const known = rows.map((row) => row.numbers[k]).filter((value) => value !== null && !(log && value <= 0));
@@ -43,12 +51,12 @@
     if (log && known.length) {
       const range = [Math.min(...known), Math.max(...known)].map((value) => Math.log10(value));
       const { tickvals, ticktext } = logTicks(range);
-      bar = tickvals ? { ...bar, tickmode: "array", tickvals: tickvals.map((value) => Math.log10(value)), ticktext }
-        : { ...bar, tickmode: "array", tickvals: range, ticktext: range.map((value) => inWords(10 ** value)) };
+      const even = [range[0], (range[0] + range[1]) / 2, range[1]]; // where few round numbers are in sight
+      bar = tickvals?.length > 2 && tickvals.length < 8
+        ? { ...bar, tickmode: "array", tickvals: tickvals.map((value) => Math.log10(value)), ticktext }
+        : { ...bar, tickmode: "array", tickvals: even, ticktext: even.map((value) => inWords(Number((10 ** value).toPrecision(2)))) };
     }
-    const text = (row) => `layer ${row.layer}, head ${row.head}<br>${meaning}: <b>${inWords(row.numbers[k])}</b><br>${row.regime}<br>`
-      + `effective tokens ${inWords(row.numbers[0])}<br><i>${escaped(layers[row.layer])}</i>`;
-    const hover = { text: table(text), hovertemplate: "%{text}<extra></extra>" };
+    const hover = { text: table((row) => about(row, `${meaning}: <b>${inWords(row.numbers[k])}</b>`)), hovertemplate: "%{text}<extra></extra>" };
     return [
       { ...common, z: table((row) => scale(row.numbers[k])), colorscale: "Viridis", colorbar: bar, ...hover },
       { ...common, z: table((row) => (scale(row.numbers[k]) === null ? 1 : null)), colorscale: [[0, colour("map-refused")], [1, colour("map-refused")]], showscale: false, ...hover },
@@ -57,16 +65,16 @@
   const regimes = () => {
     const step = 1 / labels.length;
     const colorscale = labels.flatMap(({ style }, i) => [[i * step, colour(`map-${style}`)], [(i + 1) * step, colour(`map-${style}`)]]);
-    const text = (row) => `layer ${row.layer}, head ${row.head}<br><b>${row.regime}</b><br>effective tokens ${inWords(row.numbers[0])}<br><i>${escaped(layers[row.layer])}</i>`;
+    const text = table((row) => about(row, ""));
     const z = table((row) => labels.findIndex(({ name }) => name === row.regime) + 0.5);
-    return [{ ...common, z, zmin: 0, zmax: labels.length, colorscale, showscale: false, text: table(text), hovertemplate: "%{text}<extra></extra>" }];
+    return [{ ...common, z, zmin: 0, zmax: labels.length, colorscale, showscale: false, text, hovertemplate: "%{text}<extra></extra>" }];
   };
 
   const drawMap = () => {
     const plot = at("chart-map");
     const k = Number(number.value);
     const narrow = plot.clientWidth < 560;
-    const size = Math.max(5, Math.min(24, Math.round(560 / layers.length)));
+    const size = Math.max(5, Math.min(34, Math.round(560 / layers.length)));
     plot.style.height = `${Math.max(120, layers.length * size) + 34}px`;
     const traces = k < 0 ? regimes() : valuesOf(k);
     const missing = k >= 0 && rows.some((row) => row.numbers[k] === null);
@@ -94,8 +102,8 @@
     Plotly.react(plot, traces, { ...page.layout(plot), ...axes, dragmode: false }, page.config);
   };
   const drawHead = () => {
-    const { details, numbers, regime } = rows[chosen];
-    const even = 1 / numbers[columns.findIndex(({ name }) => name === "seen")];
+    const { details, regime } = rows[chosen];
+    const even = 1 / of(rows[chosen], "seen");
     const ends = [details.places[0], details.places.at(-1)];
     const [blue, red, grey] = [colour("#0072b2"), colour("#d55e00"), colour("grey")];
     const seen = details.weights.map((weight) => (weight > 0 ? weight : null));
@@ -192,8 +200,8 @@
   heading.forEach((head) => head.addEventListener("click", () => {
     const up = head.getAttribute("aria-sort") !== "ascending";
     heading.forEach((other) => other.setAttribute("aria-sort", other === head ? (up ? "ascending" : "descending") : "none"));
-    const of = (i) => values[i][Number(head.dataset.column)];
-    const order = (a, b) => (of(a) === null) - (of(b) === null) || (of(a) - of(b)) * (up ? 1 : -1) || a - b;
+    const value = (i) => values[i][Number(head.dataset.column)];
+    const order = (a, b) => (value(a) === null) - (value(b) === null) || (value(a) - value(b)) * (up ? 1 : -1) || a - b;
     document.querySelector(".heads tbody").append(...rows.map((_, i) => i).sort(order).map((i) => lines[i]));
   }));
   at("csv").addEventListener("click", () => {
