@@ -71,7 +71,7 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
 def _page(inspection: Inspection, found: list[dict[str, Any]], title: str) -> str:
     columns = {name: column for name, column in COLUMNS.items() if any(_there(row.get(name)) for row in found)}
     filled = environment(__name__, html=True)
-    filled.filters |= {"number": lambda value: number(value, 3), "unbroken": _unbroken}
+    filled.filters |= {"number": _cell, "unbroken": _unbroken}
     return filled.get_template("inspection.html.jinja").render(
         title=title,
         summary=inspection.summary,
@@ -139,6 +139,11 @@ def _details(details: Details) -> dict[str, Any]:
         "measured": numbers(details.measured),
         "sinks": details.sinks.tolist(),
     }
+
+
+def _cell(value: float) -> str:
+    """In three digits, or whole."""
+    return number(round(value) if 100 <= value < 1e6 else value, 3)
 
 
 def _unbroken(text: str) -> str:

@@ -8,7 +8,7 @@
 
   const inWords = (value) => {
     if (value === null) return "–";
-    if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en");
+    if (Math.abs(value) < 1e6 && (Number.isInteger(value) || value >= 100)) return Math.round(value).toLocaleString("en");
     const [mantissa, power] = String(Number(value.toPrecision(3))).split("e");
     const small = Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6;
     if (!power && !small) return mantissa.replace("-", "−");
