@@ -3,6 +3,7 @@
 import sys
 
 from . import _concentration as _concentration
+from . import _inspect as _inspect
 from . import _learning as _learning
 from . import _paper as _paper
 from . import _runs as _runs

@@ -321,3 +321,24 @@ def claim_lines(ledger: Mapping[str, Any]) -> Iterator[Text]:
         if entry["remark"]:
             yield Text(f"  {entry['remark']}")
         yield Text()
+
+
+def inspection_table(data: xr.Dataset) -> Table:
+    """A line for each layer of a network: medians over its heads, and how many are in which regime."""
+    middle = data.median("head", skipna=True)
+    trusted, below = data["trusted"] == 1, data["score_threshold"] < 1
+    heads = data["seen"].notnull().sum("head")
+    counts = ((trusted & below).sum("head"), (trusted & ~below).sum("head"), heads - trusted.sum("head"))
+    names = ("effective", "sinks", "score_threshold", "tail", "relative_error", "length", "linear_beside_sinks")
+
+    def cells(layer: int) -> list[str]:
+        values = {name: float(middle[name][layer]) for name in names}
+        forms = {"effective": ",.1f", "length": ",.0f"}
+        shown = ("–" if math.isnan(value) else format(value, forms.get(name, ".2f")) for name, value in values.items())
+        return [str(layer), *shown, *(str(int(count[layer])) for count in counts)]
+
+    headings = ("layer", "tokens", "sinks", "ν/ln L", "k̂", "error", "length", "linear")
+    regimes = ("large prompt", "one token", "refused")
+    return _table(
+        "Medians over heads, and heads in each regime", (*headings, *regimes), map(cells, data["layer"].values)
+    )

@@ -135,3 +135,9 @@ class HeadCall:
     def query(self, i: int = -1) -> Float[np.ndarray, " D"]:
         """A query as a token, (q, 0)."""
         return np.concatenate([self.queries[i], np.zeros(self.values.shape[1])])
+
+
+def chosen_queries(seen: Int[np.ndarray, " n"], count: int) -> Int[np.ndarray, " m"]:
+    """So many queries, evenly spaced among those that see at least half of the tokens that any sees."""
+    able = np.flatnonzero(2 * seen >= seen.max(initial=0))
+    return able[np.unique(np.linspace(0, len(able) - 1, min(count, len(able))).round().astype(int))]

@@ -87,9 +87,26 @@ def _batch(tokens: Any) -> Any:
     return tensor[None] if tensor.ndim == 1 else tensor
 
 
-def inspect_calls(calls: list[AttentionCall], **facts: Any) -> Inspection:
-    """What the heads of given attention calls do: no model is needed."""
-    inspector = Inspector()
-    for call in calls:
-        inspector(call)
+def inspect_calls(
+    calls: list[AttentionCall],
+    *,
+    unseen: list[AttentionCall] | None = None,
+    progress: Progress | None = None,
+    **facts: Any,
+) -> Inspection:
+    """What the heads of given attention calls do: no model is needed. With calls on `unseen` text, errors measured."""
+    for call, other in zip(calls, calls if unseen is None else unseen, strict=False):
+        for part in ("keys", "values"):
+            own, theirs = getattr(call, part).shape, getattr(other, part).shape
+            if own != theirs:
+                raise ValueError(
+                    f"{part} of {call.name} have shape {own}, on unseen text {theirs}; both must be the same"
+                )
+    if unseen is not None and len(unseen) != len(calls):
+        raise ValueError(f"there are {len(calls)} calls, on unseen text {len(unseen)}; both must be the same")
+    progress = progress or Progress()
+    inspector = Inspector(unseen, progress, total=len(calls))
+    with progress.task("inspecting", len(calls)):
+        for call in calls:
+            inspector(call)
     return inspector.finished(**facts)

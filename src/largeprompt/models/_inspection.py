@@ -29,6 +29,7 @@ EPSILON = 0.1  # relative error whose prompt length is named
 
 # name: what it is, in the words of tables and maps
 MEANINGS = {
+    "seen": "tokens that a query sees",
     "effective": "effective tokens, 1/Σw²",
     "entropy": "entropy of the weights",
     "largest": "largest weight",
@@ -36,6 +37,7 @@ MEANINGS = {
     "sinks": "weight of all sinks",
     "score_variance": "variance ν of the scores, sinks apart",
     "score_threshold": "ν over ln L: past 1 single tokens decide",
+    "trusted": "whether k̂ is at most 0.7, so that errors can be predicted",
     "tail": "tail index k̂ of the weights, sinks apart",
     "relative_error": "error of the output over redraws of the prompt, relative",
     "residual_error": "the same in the residual stream",
@@ -43,6 +45,7 @@ MEANINGS = {
     "linear": "distance from the Gaussian (linear) limit, relative",
     "linear_beside_sinks": "the same with sinks kept as atoms",
     "position": "share of the scores' variance that position explains",
+    "rebuilt": "largest difference from the model's own output, relative",
     "measured_over_predicted": "error measured on unseen text over that predicted",
 }
 
@@ -113,12 +116,14 @@ class Inspector:
     def __init__(self, pool: Sequence[AttentionCall] | None = None, progress: Progress | None = None, total: int = 0):
         self._pool, self._progress, self._total = pool, progress or Progress(), total
         self._rows: list[dict[str, np.ndarray]] = []
+        self._tokens = 0
         self._names: list[str] = []
         self._details: dict[tuple[int, int], Details] = {}
 
     def __call__(self, call: AttentionCall) -> None:
         """Take one more call."""
         layer, groups = len(self._rows), lags(call.positions, call.tokens)
+        self._tokens = max(self._tokens, call.tokens)
         found = []
         for h in range(call.heads):
             head = call.head(h)
@@ -156,7 +161,7 @@ class Inspector:
             "head": np.arange(heads),
             "name": ("layer", _distinct(self._names)),
         }
-        return Inspection(xr.Dataset(variables, coordinates, facts), self._details, tokens)
+        return Inspection(xr.Dataset(variables, coordinates, {"tokens": self._tokens, **facts}), self._details, tokens)
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -174,7 +179,7 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
     found = attended(head)
     sinks = sinks_of(found.weights)
     q = query_statistics(head, found, sinks)
-    middle = {name: float(np.nanmedian(values)) for name, values in q._asdict().items()}
+    middle = {name: _median(values) for name, values in q._asdict().items()}
     trusted = middle["tail"] <= HEAVIEST and middle["seen"] >= FEWEST
     relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
     believed = {
@@ -195,6 +200,12 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
         "rebuilt": math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
     }
     return row, _details(head, found, q, sinks)
+
+
+def _median(values: np.ndarray) -> float:
+    """Of the numbers that there are; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 def _rms(values: np.ndarray) -> float:
@@ -239,7 +250,7 @@ def summary(data: xr.Dataset) -> list[str]:
     if bool(trusted.any()):
         need = float(np.nanmedian(data["length"]))
         able = int(trusted.sum())
-        found.append(f"Of the {able} whose tails allow it, the median needs {need:.3g} tokens for an error of 10 %.")
+        found.append(f"Of the {able} whose tails allow it, the median needs {need:,.0f} tokens for an error of 10 %.")
     if "measured_over_predicted" in data:
         ratio = data["measured_over_predicted"].values
         ratio = ratio[np.isfinite(ratio)]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ._call import AttentionCall
+from ._call import AttentionCall, chosen_queries
 
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "output.dense")  # names of a head's way out
 
@@ -79,7 +79,7 @@ class _Recorder:
         if query.shape[0] != 1:
             raise ValueError(f"the batch has {query.shape[0]} prompts; run the model on one at a time")
         n, L = query.shape[2], key.shape[2]
-        at = _sample(_visible(mask, causal, n, L), self._queries)
+        at = chosen_queries(_visible(mask, causal, n, L), self._queries)
         added = _added(mask, bias, causal, torch.as_tensor(at), n, L)
         self._each(
             AttentionCall(
@@ -108,12 +108,6 @@ def _visible(mask: torch.Tensor | None, causal: bool, n: int, L: int) -> np.ndar
         return np.full(n, L)
     seen = mask if mask.dtype == torch.bool else mask > _lowest(mask)
     return np.broadcast_to(seen[0].sum(dim=-1)[0].cpu().numpy(), (n,))
-
-
-def _sample(visible: np.ndarray, queries: int) -> np.ndarray:
-    """Evenly spaced queries, among those that see at least half of what any sees."""
-    able = np.flatnonzero(2 * visible >= visible.max())
-    return able[np.unique(np.linspace(0, len(able) - 1, min(queries, len(able))).round().astype(int))]
 
 
 def _lowest(mask: torch.Tensor) -> float:

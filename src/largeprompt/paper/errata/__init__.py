@@ -13,7 +13,7 @@ import xarray as xr
 
 from largeprompt.lab import Progress
 from largeprompt.paper.experiment import Computation
-from largeprompt.paper.templates import environment
+from largeprompt.paper.page import environment
 
 from . import _concentration, _in_context, _queries, _regression, _training
 from ._evidence import Comparison as Comparison

@@ -1,22 +1,16 @@
 """The report of a finished reproduction: a page that needs no network, and the same as text."""
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-from plotly.offline import get_plotlyjs
 
 from largeprompt.lab import duration, replacing
 from largeprompt.paper.claims import ROLES, VERDICTS, counted, role_in_words
 from largeprompt.paper.errata import HEADINGS
 from largeprompt.paper.experiment import Experiment
 from largeprompt.paper.experiments import FIGURES
+from largeprompt.paper.page import embedded, environment
 from largeprompt.paper.reproduction import FORMATS, Reproduction
-from largeprompt.paper.templates import environment
 
 from . import plots, words
 
@@ -85,21 +79,6 @@ def _figure(made: Reproduction, figure: Experiment, claims: list[dict[str, Any]]
 
 def _page(values: dict[str, Any]) -> dict[str, Any]:
     """What the page alone holds: style, scripts, and the data of its charts."""
-    plotly, script = get_plotlyjs(), _file("report.js")
-    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (plotly, script))
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
     charts = {figure["key"]: plots.panels(figure["chart"]) for figure in values["figures"]}
-    data = json.dumps(charts, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return {
-        "policy": f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
-        "settings": {words.MEANING.get(k, k): v for k, v in words.flat(values["run"]["settings"]).items()},
-        "style": _file("report.css"),
-        "plotly": plotly,
-        "script": script,
-        # A script element ends at the first "</", whatever the JSON around it means.
-        "charts": data.replace("</", "<\\/").replace("<!--", "<\\u0021--"),
-    }
-
-
-def _file(name: str) -> str:
-    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    settings = {words.MEANING.get(k, k): v for k, v in words.flat(values["run"]["settings"]).items()}
+    return {"settings": settings, **embedded(__name__, "report.css", "report.js", charts)}

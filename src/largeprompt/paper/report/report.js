@@ -1,55 +1,11 @@
 "use strict";
 // The page without this script is complete but for the charts; all that can be pressed is here.
 (() => {
-  const root = document.documentElement;
-  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const pressed = (button) => button.getAttribute("aria-pressed") === "true";
-  const press = (button, on) => button.setAttribute("aria-pressed", String(on));
-
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => {
-    if (root.classList.contains("printing")) return false;
-    return (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  };
-
-  // Colours: CSS has them, and a probe resolves a name for the paper of the moment. Curves too dark for dark paper
-  // are mixed with white until they stand out from it.
-  const probe = document.body.appendChild(document.createElement("i"));
-  probe.hidden = true;
-  const channels = (text) => text.match(/[\d.]+/g).slice(0, 3).map(Number);
-  const luminance = (rgb) => {
-    const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const colour = (name) => {
-    probe.style.color = name.startsWith("#") ? name : `var(--${name})`;
-    let rgb = channels(getComputedStyle(probe).color);
-    if (name.startsWith("#") && dark()) {
-      while (luminance(rgb) < 0.13) rgb = rgb.map((c) => Math.round(c + (255 - c) * 0.1));
-    }
-    return `rgb(${rgb.join(", ")})`;
-  };
+  const { root, all, pressed, press, colour, extent, ticks, axis } = page;
 
   // Charts
-  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const charts = JSON.parse(document.getElementById("data").textContent);
   const FLOOR = 1e-300; // in place of what a logarithm cannot show of a band
-
-  const extent = (traces, axis, log) => {
-    let [low, high] = [Infinity, -Infinity];
-    const see = (value) => {
-      if (value === null || (log && value <= 0)) return;
-      low = Math.min(low, value);
-      high = Math.max(high, value);
-    };
-    for (const trace of traces) {
-      trace[axis].forEach(see);
-      if (axis === "y" && trace.error_y) trace.customdata.flat().forEach(see);
-    }
-    if (low > high) return log ? [-1, 1] : [0, 1];
-    if (log) [low, high] = [Math.log10(low), Math.log10(high)];
-    const room = (high - low || Math.abs(high) || 1) * 0.06;
-    return [low - room, high + room];
-  };
 
   const painted = (trace, log) => {
     const { role, label, band, ...rest } = trace;
@@ -63,46 +19,6 @@
     }
     return shown;
   };
-
-  // Ticks of a logarithm: powers of ten, with 2 and 5 or all digits between where few powers are in sight.
-  const power = (exponent) => `10<sup>${String(exponent).replace("-", "−")}</sup>`;
-  const logTicks = ([low, high]) => {
-    const span = high - low;
-    const digits = span > 2 ? [1] : span > 0.7 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9];
-    const step = Math.max(1, Math.ceil(span / 6));
-    const ticks = [];
-    for (let exponent = Math.floor(low); exponent <= high; exponent++) {
-      if (exponent % step) continue;
-      for (const digit of digits) {
-        const place = exponent + Math.log10(digit);
-        if (place >= low && place <= high) ticks.push([digit, exponent]);
-      }
-    }
-    if (ticks.length < 2) return {}; // deep in a zoom, as Plotly has them
-    const plain = ticks.every(([, exponent]) => exponent >= -2 && exponent <= 4);
-    const text = ([digit, exponent]) => {
-      if (plain) return exponent < 0 ? (digit * 10 ** exponent).toFixed(-exponent) : (digit * 10 ** exponent).toLocaleString("en");
-      return digit === 1 ? power(exponent) : `${digit}×${power(exponent)}`;
-    };
-    return { tickmode: "array", tickvals: ticks.map(([digit, exponent]) => digit * 10 ** exponent), ticktext: ticks.map(text) };
-  };
-  const ticks = (range, log) => {
-    if (log) return { tickmode: "auto", ...logTicks(range) };
-    return { tickmode: "auto", tickformat: Math.max(...range.map(Math.abs)) >= 1e4 ? "~s" : "" };
-  };
-
-  const axis = (range, log) => ({
-    type: log ? "log" : "linear",
-    range,
-    gridcolor: colour("grid"),
-    linecolor: colour("rule"),
-    showline: true,
-    zeroline: false,
-    tickangle: 0,
-    nticks: 6,
-    exponentformat: "power",
-    ...ticks(range, log),
-  });
 
   class Figure {
     constructor(article) {
@@ -145,22 +61,13 @@
         const common = this.panels.flatMap((other, j) =>
           j === i || (panel.row !== null && other.row === panel.row && log(other, "y") === ylog) ? visible[j] : []);
         const layout = {
-          width: this.plots[i].clientWidth,
-          height: this.plots[i].clientHeight,
-          margin: { l: 50, r: 10, t: 6, b: 24 },
-          paper_bgcolor: "rgba(0,0,0,0)",
-          plot_bgcolor: "rgba(0,0,0,0)",
-          font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: colour("grey") },
-          hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("rule"), font: { color: colour("ink"), size: 12 }, align: "left" },
-          hovermode: "closest",
-          dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+          ...page.layout(this.plots[i]),
           xaxis: axis(extent(visible[i], "x", xlog), xlog),
           yaxis: axis(extent(common, "y", ylog), ylog),
         };
-        const config = { displayModeBar: false, doubleClick: false, showTips: false };
         const plot = this.plots[i];
         const first = !plot.layout;
-        Plotly.react(plot, visible[i].map((trace) => painted(trace, ylog)), layout, config);
+        Plotly.react(plot, visible[i].map((trace) => painted(trace, ylog)), layout, page.config);
         if (first) {
           plot.on("plotly_relayout", () => this.zooming || this.zoomed(plot));
           plot.on("plotly_doubleclick", () => this.draw());
@@ -183,24 +90,7 @@
     resizing = setTimeout(() => figures.forEach((f) => f.width !== f.plots[0]?.clientWidth && !waiting.includes(f) && f.draw()), 80);
   });
 
-  // Light and dark
-  const theme = document.getElementById("theme");
-  const kept = { get: () => null, set: () => {} };
-  try {
-    localStorage.getItem("largeprompt-theme");
-    kept.get = () => localStorage.getItem("largeprompt-theme");
-    kept.set = (value) => localStorage.setItem("largeprompt-theme", value);
-  } catch { /* a browser may refuse to keep anything for a file */ }
-  const showTheme = () => press(theme, dark());
-  if (kept.get()) root.dataset.theme = kept.get();
-  theme.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    kept.set(root.dataset.theme);
-    showTheme();
-    redraw();
-  });
-  system.addEventListener("change", () => { showTheme(); redraw(); });
-  showTheme();
+  page.onTheme(redraw);
 
   // Ledger: open, filter, sort
   const table = document.querySelector(".claims");
@@ -277,15 +167,6 @@
     }
     setTimeout(() => (button.textContent = "Copy"), 1500);
   }));
-
-  // Where the reader is
-  const links = new Map(all("nav > ul > li > a").map((link) => [link.hash.slice(1), link]));
-  const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
-    if (!entry.isIntersecting) return;
-    links.forEach((link) => link.removeAttribute("aria-current"));
-    links.get(entry.target.id)?.setAttribute("aria-current", "true");
-  }), { rootMargin: "-30% 0px -60% 0px" });
-  all("main > section").forEach((section) => seen.observe(section));
 
   // Print: on white, at the paper's width, with all that can be opened open
   let opened = [];
