@@ -39,9 +39,9 @@ def redrawn_errors(
             w = counts * masses[i] * factors[:, i : i + 1]
             total = w.sum(axis=1) + atoms[i].sum()
             outputs = (w @ pool.values + atoms[i] @ head.values[sinks]) / np.maximum(total, 1e-300)[:, None]
-            told = outputs[of_query[:, i] > 0]  # at short lengths a query may see nothing of what was drawn
-            if len(told) > 1:
-                variances.append(np.sum(np.var(told, axis=0, ddof=1)))
+            known = outputs[of_query[:, i] > 0]  # at short lengths a query may see nothing of what was drawn
+            if len(known) > 1:
+                variances.append(np.sum(np.var(known, axis=0, ddof=1)))
         found.append(np.sqrt(np.mean(variances)) if variances else np.nan)
     return np.array(found)
 
