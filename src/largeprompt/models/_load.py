@@ -72,7 +72,7 @@ def quiet() -> Iterator[None]:
 
 
 def _place(model: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds it, and what it must be told for that."""
+    """Where transformers finds it, and what it needs to know for that."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -30,7 +30,7 @@ HEAVIEST = 0.7  # index of the weights' tail up to which the law of large prompt
 FEWEST = 25  # tokens from which a tail can be seen
 _TAILS = 16  # queries whose tails are looked at
 _ROUNDS = 8  # of a fit by position
-_NEAR = 16  # lags that are told apart one by one; beyond, in groups that grow by a fifth
+_NEAR = 16  # lags that stand one by one; beyond, in groups that grow by a fifth
 
 
 class QueryStatistics(NamedTuple):
