@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 from collections import Counter
 
@@ -91,7 +92,7 @@ def optimised():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Runs are done by a trainer that compiles nothing; runs of the paper, which keep their engine, are made anew."""
+    """Runs are done by a trainer that compiles nothing; runs of the paper, which keep their engine, are made again."""
     import stand_in
     from largeprompt import engine
     from largeprompt.paper import choice
@@ -123,3 +124,16 @@ def as_a_stranger():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for all tests of a file."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page is not looked at")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 
 import largeprompt as lp
-from catalogue import covariance, matrix
 from largeprompt import attention, concentration, dynamics, engine, icl
 from largeprompt.concentration import deviation, predict, prompt_length_for
 from significance import assert_close_in_sigmas, assert_mean_is
-from test_kinds import Difference
-
-lp.use_float64()
-D, P = 3, 1
-U, V = 0.3 * matrix(1, D, D), matrix(2, P, D)
-MU = lp.Gaussian(0.3 * matrix(3, D), covariance(4, D))
-TASK = icl.LinearRegression(np.diag([1.0, 0.5]), noise=0.2)
-Z = matrix(5, 2, D)
-KEY = jax.random.key(0)
-
+from test_kinds import KEY, MU, TASK, D, Difference, U, V, Z
 
 EVERY: dict[str, attention.AbstractAttention] = {
     "sigmoid": lp.SigmoidAttention(U, V),

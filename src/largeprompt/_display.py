@@ -109,14 +109,14 @@ def named_arrays(tree: Any) -> dict[str, Any]:
 
 def length_axes(ax: "Axes | None", quantity: str) -> "Axes":
     """Logarithmic axes of mean squares by prompt length: those given, or new ones."""
-    ax = _axes(ax)
+    ax = axes(ax)
     ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel=f"mean square deviation, {quantity}")
     return ax
 
 
 def time_axes(ax: "Axes | None", times: Any, of: str) -> "Axes":
     """Axes of what falls along a flow: those given, or new ones; times are logarithmic where they span decades."""
-    ax = _axes(ax)
+    ax = axes(ax)
     positive = np.asarray(times)[np.asarray(times) > 0]
     ax.set(yscale="log", xlabel="time", ylabel=of)
     if positive.size and positive.max() > 30 * positive.min():
@@ -124,7 +124,8 @@ def time_axes(ax: "Axes | None", times: Any, of: str) -> "Axes":
     return ax
 
 
-def _axes(ax: "Axes | None") -> "Axes":
+def axes(ax: "Axes | None") -> "Axes":
+    """Those given, or new ones."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt  # only where a picture is drawn

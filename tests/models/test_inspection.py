@@ -135,7 +135,7 @@ def test_an_inspection_prints_plots_and_is_a_dataset(tmp_path):
     found = inspector.finished(model="test")
     assert dict(found.data.sizes) == {"layer": 2, "head": H}
     assert list(found.data["name"].values) == ["layer (1)", "layer (2)"]
-    assert "8 heads are in the large-prompt regime" in repr(found) or " of 8 heads" in repr(found)
+    assert " of 8 heads are in the large-prompt regime" in repr(found)
     assert "On unseen text" in repr(found)
     assert "<table" in found._repr_html_()
     found.plot("position").figure.savefig(tmp_path / "map.png")

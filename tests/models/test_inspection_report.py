@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -107,18 +106,6 @@ def test_a_regime_is_said_in_sentences(changes, expected, sentence):
     assert sentence in regime(row)
     assert "nan" not in regime(row)
     assert ("within" in regime(row)) == (row["linear_beside_sinks"] < 0.1)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page is not looked at")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,19 +24,6 @@ def folder(tmp_path_factory):
     folder = reproduction(tmp_path_factory.mktemp("report") / "results")
     assert write(folder) == [folder / "report" / "index.html", folder / "report" / "report.md"]
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    """One browser for all tests of this file."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page is not looked at")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Tab:

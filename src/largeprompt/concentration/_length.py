@@ -187,7 +187,7 @@ def _bounded(layer, mu, nu, quantity: str, epsilon: float, query_in_prompt: bool
 def lengths_for_a_gap(gap: Callable[[int], float], epsilon: float) -> tuple[int | float, int | float]:
     r"""The least L with $|g(L)|\le\epsilon$, and the least from which on all have it; infinite where there is none.
 
-    The gap may change its sign. It is smooth in $\ln L$ and changes over factors of L, so a scan finds every stretch of
+    The gap may change its sign. It is smooth in $\ln L$ and changes over factors of L, so a scan finds every range of
     lengths where it is small: two lengths for each doubling up to 64, then one for each, and beyond a thousand in steps
     that grow with $\ln L$. Where $|g|$ has an extremum near $\epsilon$ between them, that is looked for as well.
     """

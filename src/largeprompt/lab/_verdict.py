@@ -53,7 +53,7 @@ def verdict(
         return "diverged"
     at, curve = at[np.isfinite(curve)], curve[np.isfinite(curve)]
     least, attainable = yardstick.bounds
-    level, scatter = float(np.median(_last_stretch(at, curve))), _scatter(curve[at > 3 / 8 * at[-1]])
+    level, scatter = float(np.median(_last_part(at, curve))), _scatter(curve[at > 3 / 8 * at[-1]])
     excess, tolerance = level - least, yardstick.tolerance(stderr, scatter)
     error = STANDARD_ERRORS * math.hypot(stderr, scatter)
     if excess <= tolerance and excess + error < yardstick.apart:
@@ -64,7 +64,7 @@ def verdict(
     return "trapped" if level - attainable > max(tolerance, error) else "settled"
 
 
-def _last_stretch(steps: np.ndarray, risk: np.ndarray) -> np.ndarray:
+def _last_part(steps: np.ndarray, risk: np.ndarray) -> np.ndarray:
     """The records of the last quarter of the steps, three at least where the second half has them, or the last."""
     from_end = np.arange(len(steps))[::-1]
     return risk[(steps > 0.75 * steps[-1]) | ((from_end < 3) & (steps > steps[-1] / 2)) | (from_end == 0)]

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from largeprompt._display import axes
 from largeprompt._progress import Progress
 
 from ._call import AttentionCall, HeadCall
@@ -98,10 +99,7 @@ class Inspection:
         """Draw a map of one number over layers and heads."""
         if name not in self.data:
             raise ValueError(f"there is no number {name!r}; there are {', '.join(map(str, self.data))}")
-        if ax is None:
-            import matplotlib.pyplot as plt  # only where a picture is drawn
-
-            ax = plt.subplots(layout="constrained")[1]
+        ax = axes(ax)
         values = self.data[name].astype(float)
         image = ax.pcolormesh(self.data["head"], self.data["layer"], values, cmap="viridis")
         ax.set(xlabel="head", ylabel="layer", title=MEANINGS.get(name, name))
