@@ -1,6 +1,7 @@
 import io
 import math
 import re
+from html.parser import HTMLParser
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,92 @@ def test_layers_and_what_they_return_print_numbers():
     assert "V=[[[1, 0]]]" in repr(layer.jacobian(lp.Gaussian([1.0, 0.0], np.eye(2)), [0.0, 0.0]))
     optimum = lp.icl.optimal_linear(lp.icl.LinearRegression(np.eye(2)), 10)
     assert "risk=Estimate(" in repr(optimum)
+
+
+class Named(AbstractShown):
+    label: str
+    known: object
+
+
+class Page(HTMLParser):
+    """The texts of HTML in order; every element that is opened must be closed, the last one first."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self._open = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self._open.append(tag)
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("name", [*catalogue.MEASURES, *catalogue.LAYERS])
+def test_a_measure_or_layer_is_html_without_colours_that_names_each_field(name):
+    shown = {**catalogue.MEASURES, **catalogue.LAYERS}[name]
+    page = Page(shown._repr_html_())
+    assert page.texts[0] == type(shown).__name__
+    assert set(shown._shown()) <= set(page.texts)
+    assert {tag for tag, _ in page.elements} <= {"div", "b", "table", "tr", "th", "td"}
+    assert not re.search("color|background|#", " ".join(each.get("style", "") for _, each in page.elements))
+    for array in shown._shown().values():
+        if isinstance(array, jax.Array) and array.ndim:
+            assert f"float64[{','.join(map(str, array.shape))}]" in page.texts
+
+
+def test_html_has_the_numbers_of_every_row():
+    rng = np.random.default_rng(0)
+    m, root = 100 * rng.normal(size=3), rng.normal(size=(3, 3))
+    text = lp.Gaussian(m, root @ root.T)._repr_html_()
+    inner = [re.findall("<tr>(.*?)</tr>", table) for table in re.findall("<table style.*?</table>", text)]
+    numbers = [[[float(cell) for cell in Page(row).texts] for row in rows] for rows in inner]
+    np.testing.assert_allclose(numbers[0], [m], rtol=6e-4)
+    np.testing.assert_allclose(numbers[1], root @ root.T, rtol=6e-4)
+    stacked = catalogue.LAYERS["softmax"].jacobian(catalogue.MEASURES["gaussian"], np.ones(3))
+    cells = [float(cell) for cell in Page(stacked._repr_html_()).texts if re.fullmatch(r"[-+.e\d]+", cell)]
+    np.testing.assert_allclose(cells, np.concatenate([stacked.U.ravel(), stacked.V.ravel(), stacked.z.ravel()]), 6e-4)
+
+
+def test_html_summarises_what_the_text_does():
+    points = np.linspace(-1, 3, 2000).reshape(1000, 2)
+    assert Page(lp.Empirical(points)._repr_html_()).texts == ["Empirical", "points", "float64[1000,2]", "from -1 to 3"]
+
+
+def test_html_nests_objects_and_tables():
+    mixture = lp.Mixture([0.25, 0.75], [lp.Cube([1.0, 2.0]), lp.Product(lp.Sphere(2.0, 1), lp.Cube([4.0]))])
+    texts = Page(mixture._repr_html_()).texts
+    assert [text for text in texts if text[0].isupper()] == ["Mixture", "Cube", "Product", "Sphere", "Cube"]
+    page = Page(Named("one", prediction(10, 100))._repr_html_())
+    assert page.texts[:4] == ["Named", "label", "'one'", "known"]
+    assert page.texts[4].startswith("Prediction (")
+    assert "0.25" in page.texts  # 2.5 / 10
+
+
+def test_html_is_escaped_wherever_text_comes_from():
+    nasty = "</td><script>alert('&')</script>"
+    page = Page(Named(nasty, lambda x: x)._repr_html_())
+    assert repr(nasty) in page.texts
+    assert any("<lambda>" in text for text in page.texts)
+    assert "script" not in {tag for tag, _ in page.elements}
+    estimate = lp.icl.Estimate(jnp.array(0.5), jnp.array(0.1), nasty)
+    assert Page(estimate._repr_html_()).texts == [repr(estimate)]
+
+
+def test_what_is_traced_has_no_html():
+    seen = []
+    jax.jit(lambda mu: seen.append(mu._repr_html_()) or mu.mean())(lp.Cube([1.0]))
+    jax.vmap(lambda x: seen.append(lp.Mixture([1.0], [lp.Gaussian(x, jnp.eye(2))])._repr_html_()) or x)(
+        jnp.ones((3, 2))
+    )
+    assert seen == [None, None]
 
 
 @pytest.mark.parametrize("name", TABLES)

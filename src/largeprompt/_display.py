@@ -33,6 +33,15 @@ class AbstractShown(eqx.Module):
     def __repr__(self) -> str:
         return wl.pformat(self, width=_WIDTH, custom=_document)
 
+    def _repr_html_(self) -> str | None:
+        return _html(self) if self._is_concrete() else None
+
+    def _is_concrete(self) -> bool:
+        return all(
+            isinstance(leaf, np.ndarray | np.generic | float | int | str) or is_known(leaf)
+            for leaf in jax.tree.leaves(eqx.filter(self, lambda leaf: not callable(leaf)))
+        )
+
 
 class AbstractTable(AbstractShown):
     """A result with one row for each prompt length or time: it prints as a table, and plots."""
@@ -63,12 +72,6 @@ class AbstractTable(AbstractShown):
         head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
         return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _is_concrete(self) -> bool:
-        return all(
-            isinstance(leaf, np.ndarray | np.generic | float | int | str) or is_known(leaf)
-            for leaf in jax.tree.leaves(eqx.filter(self, lambda leaf: not callable(leaf)))
-        )
 
     def _rows(self) -> tuple[str, list[str], list[list[str]]]:
         """A title, the names of the columns and the rows: of every variable along the first dimension alone."""
@@ -146,31 +149,46 @@ def _plain(value: Any) -> str:
 
 def _document(value: Any) -> wl.AbstractDoc | None:
     """How a value is printed; None leaves it to the printer, which shows a traced array by its shape."""
+    if _has_own_text(value):
+        return wl.TextDoc(repr(value))
     if isinstance(value, AbstractShown):
-        if type(value).__repr__ is not AbstractShown.__repr__ and not isinstance(value, AbstractTable):
-            return wl.TextDoc(repr(value))
         parts = wl.named_objs(value._shown().items(), indent=2, custom=_document)
         return wl.bracketed(wl.TextDoc(f"{type(value).__name__}("), parts, wl.comma, wl.TextDoc(")"), indent=2)
     if isinstance(value, float):
         return wl.TextDoc(_number(value))
-    if isinstance(value, np.ndarray) or is_known(value):
-        return _array(value)
+    if _is_numeric(value):
+        array = np.asarray(value)
+        return _nested(array.tolist()) if _is_small(array) else wl.TextDoc(f"{_shape(array)} {_extent(array)}".strip())
     return None
 
 
-def _array(value: Any) -> wl.AbstractDoc | None:
-    if not any(np.issubdtype(value.dtype, kind) for kind in (np.floating, np.integer, np.bool_)):
-        return None
-    array = np.asarray(value)
-    if array.size == 0 or array.size > _ENTRIES or array.shape[-1:] > (_ROW,):
-        size = ",".join(map(str, array.shape))
-        extent = f" from {array.min():.4g} to {array.max():.4g}" if array.size else ""
-        return wl.TextDoc(f"{array.dtype}[{size}]{extent}")
-    return _nested(array.tolist())
+def _has_own_text(value: Any) -> bool:
+    """Whether an object's class defines how it prints."""
+    own = isinstance(value, AbstractShown) and type(value).__repr__ is not AbstractShown.__repr__
+    return own and not isinstance(value, AbstractTable)
 
 
-def _number(value: Any) -> str:
-    return f"{value + 0.0:.6g}" if isinstance(value, float) else str(value)  # + 0.0: no minus before a 0
+def _is_numeric(value: Any) -> bool:
+    """Whether a value is an array of numbers that are known."""
+    return (isinstance(value, np.ndarray) or is_known(value)) and any(
+        np.issubdtype(value.dtype, kind) for kind in (np.floating, np.integer, np.bool_)
+    )
+
+
+def _is_small(array: np.ndarray) -> bool:
+    return 0 < array.size <= _ENTRIES and array.shape[-1:] <= (_ROW,)
+
+
+def _shape(value: Any) -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _extent(array: np.ndarray) -> str:
+    return f"from {array.min():.4g} to {array.max():.4g}" if array.size else ""
+
+
+def _number(value: Any, digits: int = 6) -> str:
+    return f"{value + 0.0:.{digits}g}" if isinstance(value, float) else str(value)  # + 0.0: no minus before a 0
 
 
 def _nested(value: Any) -> wl.AbstractDoc:
@@ -180,3 +198,36 @@ def _nested(value: Any) -> wl.AbstractDoc:
     if not isinstance(value[0], list):
         return wl.TextDoc("[" + ", ".join(map(_number, value)) + "]")
     return wl.bracketed(wl.TextDoc("["), [_nested(row) for row in value], wl.comma, wl.TextDoc("]"), indent=1)
+
+
+def _html(value: Any) -> str:
+    """A value as HTML, without colours: a notebook may be light or dark."""
+    if isinstance(value, AbstractTable):
+        return value._repr_html_() or ""
+    if isinstance(value, AbstractShown) and not _has_own_text(value):
+        rows = "".join(_field(name, each) for name, each in value._shown().items())
+        return f"<div><b>{html.escape(type(value).__name__)}</b><table>{rows}</table></div>"
+    if isinstance(value, tuple | list) and any(isinstance(each, AbstractShown) for each in value):
+        return "".join(map(_html, value))
+    if _is_numeric(value):
+        array = np.asarray(value)
+        return _grid(array.tolist(), array.ndim) if _is_small(array) else _extent(array)
+    return html.escape(wl.pformat(value, width=_WIDTH, custom=_document))
+
+
+def _field(name: str, value: Any) -> str:
+    kind = _shape(value) if _is_numeric(value) and value.ndim else ""
+    left = 'style="text-align: left; vertical-align: baseline"'
+    return f"<tr><th {left}>{html.escape(name)}</th><td {left}>{kind}</td><td {left}>{_html(value)}</td></tr>"
+
+
+def _grid(value: Any, axes: int) -> str:
+    """Numbers as a small table between two lines: a vector as one row, matrices one below the other."""
+    if axes == 0:
+        return _number(value, 4)
+    if axes > 2:
+        return "".join(_grid(each, axes - 1) for each in value)
+    rows = value if axes == 2 else [value]
+    cells = ("".join(f"<td>{_number(each, 4)}</td>" for each in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<table style="border: solid; border-width: 0 1px; margin: 0 0 4px; text-align: right">{body}</table>'
