@@ -9,6 +9,7 @@ import torch
 from transformers import AlbertModel
 
 from largeprompt import models
+from largeprompt.models._statistics import attended, sinks_of
 from largeprompt.models._tap import tap
 
 FOLDER = "models/transformers/albert_heads_8_uspto_all_1310k"
@@ -69,3 +70,19 @@ def test_its_heads_are_inspected_with_errors_checked_on_other_tokens(model, reac
         model(reactions[0])
     effective, _ = naive(calls[7], 5)
     assert float(data["effective"][7, 5]) == pytest.approx(np.median(effective), rel=1e-5)
+
+
+def test_a_mixture_of_gaussians_comes_nearer_to_its_outputs_than_one(model, reactions):
+    """In most heads, by attention of the library itself on the law of the tokens that are no sinks."""
+    calls = models.calls_of(model, reactions[0], queries=4)
+    distances = []
+    for call in calls[::4]:
+        for h in range(8):
+            head = call.head(h)
+            found = attended(head)
+            sinks = sinks_of(found.weights).tolist()
+            limits = [head.layer(head.law(-1, sinks, components), head.query(-1)) for components in (1, 2, 4)]
+            size = np.linalg.norm(found.output[-1])
+            distances.append([np.linalg.norm(np.asarray(limit) - found.output[-1]) / size for limit in limits])
+    one, two, four = np.median(distances, axis=0)
+    assert 0.05 < four < two < one < 1

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from largeprompt import _checks as checks
 from largeprompt.attention import SoftmaxAttention
 from largeprompt.measures import Empirical, Gaussian, Mixture
+
+from ._mixture import fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,21 +103,26 @@ class HeadCall:
         points, masses = self._seen(query)
         return Empirical(points, None if np.ptp(masses) == 0 else masses)
 
-    def law(self, query: int = -1, sinks: Sequence[int] = ()) -> Gaussian | Mixture:
-        """The Gaussian law with the moments of what one query sees; sinks, where there are any, are atoms beside it."""
+    def law(self, query: int = -1, sinks: Sequence[int] = (), components: int = 1) -> Gaussian | Mixture:
+        """The Gaussian law with the moments of what one query sees; sinks, where there are any, are atoms beside it.
+
+        With several `components` it is a mixture of so many Gaussians, fitted by EM; its moments stay the tokens' own.
+        """
         atoms = np.zeros(len(self.keys), bool)
         atoms[list(sinks)] = True
         points, masses = self._seen(query)
         if self.log_weights is not None:
             atoms = atoms[np.isfinite(self.log_weights[query])]
-        share = masses[~atoms] / masses[~atoms].sum()
-        mean = share @ points[~atoms]
-        centred = points[~atoms] - mean
-        gaussian = Gaussian(mean, (share[:, None] * centred).T @ centred)
+        components, others = checks.count("components", components), int(np.sum(~atoms))
+        if components > others:
+            raise ValueError(f"components is {components}; it must be at most {others}, the tokens that are no sinks")
+        rest = masses[~atoms].sum()
+        fit = fitted(points[~atoms], masses[~atoms] / rest, components)
+        gaussians = [Gaussian(mean, cov) for mean, cov in zip(fit.means, fit.covariances, strict=True)]
         if not atoms.any():
-            return gaussian
-        beside = masses[atoms].sum()
-        return Mixture([beside, 1 - beside], [Empirical(points[atoms], masses[atoms] / beside), gaussian])
+            return gaussians[0] if len(gaussians) == 1 else Mixture(fit.weights, gaussians)
+        sinks_alone = Empirical(points[atoms], masses[atoms] / (1 - rest))
+        return Mixture([1 - rest, *rest * fit.weights], [sinks_alone, *gaussians])
 
     def _seen(self, query: int) -> tuple[Float[np.ndarray, "l D"], Float[np.ndarray, " l"]]:
         """The tokens that a query sees, and their weights, which add up to 1."""
