@@ -157,6 +157,11 @@ def test_a_click_on_the_map_shows_the_head(page, inspection):
     assert marked == [NASTY if place % 2 else f"w{place}↵" for place in details.carriers]
     measured = page.evaluate("() => document.getElementById('chart-error').data[1].y")
     np.testing.assert_allclose(np.array(measured, float), details.measured, rtol=1e-3)
+    weights = page.evaluate("() => document.getElementById('chart-weights').data[1]")
+    np.testing.assert_array_equal(weights["customdata"], details.places)  # counted from 0, as the tokens beside it
+    np.testing.assert_allclose(np.array(weights["y"], float), details.weights, rtol=1e-3)
+    labels = page.locator("#chart-weights .xtick text").all_text_contents()
+    assert labels == ["0", "1", "10"]
     effective = float(inspection.data.effective[1, 2])
     assert f"{effective:.3g}" == page.locator("#values td").first.inner_text()
     page.get_by_role("button", name="next ›").click()

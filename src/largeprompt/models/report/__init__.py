@@ -130,7 +130,7 @@ def _details(details: Details) -> dict[str, Any]:
         return None if values is None else [_number(value, 4) for value in values]
 
     return {
-        "places": (details.places + 1).tolist(),  # from 1 on, for a logarithmic axis
+        "places": details.places.tolist(),
         "weights": numbers(details.weights),
         "carriers": details.carriers.tolist(),
         "shares": numbers(details.shares),
@@ -147,8 +147,8 @@ def _cell(value: float) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """With 1/√L on one line: browsers break after a slash."""
-    return text.replace("1/√L", "1/\u2060√L")
+    """With 1/√L and 20 % on one line: browsers break after a slash and at a space."""
+    return text.replace("1/√L", "1/\u2060√L").replace(" %", "\u00a0%")
 
 
 def _there(value: float | None) -> bool:

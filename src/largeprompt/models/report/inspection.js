@@ -52,7 +52,8 @@
       const range = [Math.min(...known), Math.max(...known)].map((value) => Math.log10(value));
       const { tickvals, ticktext } = logTicks(range);
       const even = [range[0], (range[0] + range[1]) / 2, range[1]]; // where few round numbers are in sight
-      bar = tickvals?.length > 2 && tickvals.length < 8
+      const reach = tickvals?.length > 2 ? (Math.log10(tickvals.at(-1)) - range[0]) / (range[1] - range[0]) : 0;
+      bar = reach > 0.8 && tickvals.length < 8
         ? { ...bar, tickmode: "array", tickvals: tickvals.map((value) => Math.log10(value)), ticktext }
         : { ...bar, tickmode: "array", tickvals: even, ticktext: even.map((value) => inWords(Number((10 ** value).toPrecision(2)))) };
     }
@@ -97,20 +98,22 @@
 
   // One head
   const line = (x, y, name, extra) => ({ type: "scatter", x, y, name, showlegend: false, hovertemplate: `${name}<br>%{x:,.5~g}: %{y:.4~g}<extra></extra>`, ...extra });
-  const draw = (plot, traces) => {
-    const axes = { xaxis: axis(extent(traces, "x", true), true), yaxis: axis(extent(traces, "y", true), true) };
+  const fromZero = { tickmode: "array", tickvals: [1, 2, 11, 101, 1001, 10001, 100001], ticktext: ["0", "1", "10", "100", "1,000", "10⁴", "10⁵"] };
+  const draw = (plot, traces, ticks = {}) => {
+    const axes = { xaxis: { ...axis(extent(traces, "x", true), true), ...ticks }, yaxis: axis(extent(traces, "y", true), true) };
     Plotly.react(plot, traces, { ...page.layout(plot), ...axes, dragmode: false }, page.config);
   };
   const drawHead = () => {
     const { details, regime } = rows[chosen];
     const even = 1 / of(rows[chosen], "seen");
-    const ends = [details.places[0], details.places.at(-1)];
+    const shifted = details.places.map((place) => place + 1); // for a logarithmic axis
+    const hovertemplate = "mean weight<br>position %{customdata:,}: %{y:.4~g}<extra></extra>";
     const [blue, red, grey] = [colour("#0072b2"), colour("#d55e00"), colour("grey")];
     const seen = details.weights.map((weight) => (weight > 0 ? weight : null));
     draw(at("chart-weights"), [
-      line(ends, [even, even], "even share", { mode: "lines", line: { color: grey, dash: "dot", width: 1 } }),
-      line(details.places, seen, "mean weight", { mode: "lines+markers", line: { color: blue, width: 1.4 }, marker: { size: 4 } }),
-    ]);
+      line([shifted[0], shifted.at(-1)], [even, even], "even share", { mode: "lines", hoverinfo: "skip", hovertemplate: null, line: { color: grey, dash: "dot", width: 1 } }),
+      line(shifted, seen, "mean weight", { mode: "lines+markers", line: { color: blue, width: 1.4 }, marker: { size: 4 }, customdata: details.places, hovertemplate }),
+    ], fromZero);
     const dash = regime === "refused" ? "dot" : "solid";
     const traces = [line(details.lengths, details.predicted, "predicted", { mode: "lines", line: { color: red, width: 1.6, dash } })];
     if (details.measured) {
@@ -143,8 +146,8 @@
     at("regime").textContent = row.text;
     const named = (place) => (word(place) === undefined ? `token ${place}` : `“${word(place).trim() || "␣"}” at ${place}`);
     at("sinks").textContent = details.sinks.length ? `Sinks: ${details.sinks.map(named).join(", ")}` : "No sinks.";
-    at("error-note").textContent = (row.regime === "refused" ? "The dotted line is the prediction that is refused. " : "")
-      + (details.measured ? "Points are measured on unseen text, the line is predicted." : "The line is predicted; with unseen text errors are measured too.");
+    at("error-note").textContent = (row.regime === "refused" ? "The dotted line is a prediction that is refused" : "The line is predicted")
+      + (details.measured ? "; points are measured on unseen text." : "; with unseen text errors are measured too.");
     at("carriers").replaceChildren(...details.carriers.map((place, i) => {
       const item = document.createElement("li");
       item.style.setProperty("--share", details.shares[i] / (Math.max(...details.shares) || 1));
