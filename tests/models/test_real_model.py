@@ -84,5 +84,7 @@ def test_a_mixture_of_gaussians_comes_nearer_to_its_outputs_than_one(model, reac
             limits = [head.layer(head.law(-1, sinks, components), head.query(-1)) for components in (1, 2, 4)]
             size = np.linalg.norm(found.output[-1])
             distances.append([np.linalg.norm(np.asarray(limit) - found.output[-1]) / size for limit in limits])
-    one, two, four = np.median(distances, axis=0)
-    assert 0.05 < four < two < one < 1
+    one, two, four = np.array(distances).T
+    assert np.mean(two < one) > 0.6
+    assert np.mean(four < one) > 0.7
+    assert np.median(four) < 0.8 * np.median(one)
