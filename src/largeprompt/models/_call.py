@@ -116,13 +116,13 @@ class HeadCall:
         components, others = checks.count("components", components), int(np.sum(~atoms))
         if components > others:
             raise ValueError(f"components is {components}; it must be at most {others}, the tokens that are no sinks")
-        rest = masses[~atoms].sum()
-        fit = fitted(points[~atoms], masses[~atoms] / rest, components)
+        fit = fitted(points[~atoms], masses[~atoms] / masses[~atoms].sum(), components)
         gaussians = [Gaussian(mean, cov) for mean, cov in zip(fit.means, fit.covariances, strict=True)]
         if not atoms.any():
             return gaussians[0] if len(gaussians) == 1 else Mixture(fit.weights, gaussians)
-        sinks_alone = Empirical(points[atoms], masses[atoms] / (1 - rest))
-        return Mixture([1 - rest, *rest * fit.weights], [sinks_alone, *gaussians])
+        beside = masses[atoms].sum()
+        weights = [beside, *(1 - beside) * fit.weights]
+        return Mixture(weights, [Empirical(points[atoms], masses[atoms] / beside), *gaussians])
 
     def _seen(self, query: int) -> tuple[Float[np.ndarray, "l D"], Float[np.ndarray, " l"]]:
         """The tokens that a query sees, and their weights, which add up to 1."""
