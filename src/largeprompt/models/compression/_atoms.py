@@ -1,0 +1,167 @@
+r"""A prompt as a shorter one that the queries to come cannot tell apart: atoms chosen, then weighed and moved.
+
+For a query $j$ of the law let $x_{ij}$ be the weight of token $i$ in the softmax over the prompt and all that the query
+will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order, so
+a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept, weight
+$a_i$ and value $u_i/a_i$ are fitted: the error of the output,
+
+$$\sum_{\rm kept}x_{ij}(u_i-a_io_j)-\sum_{\rm all}x_{ij}(v_i-o_j),$$
+
+is linear in both, and small where $\sum_{\rm kept}x_{ij}(u_i, a_i)\approx\sum_{\rm all}x_{ij}(v_i, 1)$: one least-squares
+problem for values and weights, held near the tokens themselves ($u_i=v_i$, $a_i=1$) by a ridge.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._future import Future
+
+RIDGE = 0.1  # in mean squared norms of a query's weights
+LEAST = 0.05  # weight of an atom, over that of its token
+FITTED = 1536  # queries of a head of keys that a fit uses at most
+_AT_ONCE = 2**27  # scores held at a time
+
+
+class Layer(NamedTuple):
+    """One layer's prompt and the law of its queries, in float32."""
+
+    keys: Tensor  # (b, G, L, k)
+    values: Tensor  # (b, G, L, v)
+    log_weights: Tensor  # (b, G, L), −∞ for tokens that are hidden
+    scale: float
+    future: Future
+    roots: Tensor  # (G, r, v, v'): ‖o root‖ is the norm of a head's output in the residual stream
+
+
+class Reading(NamedTuple):
+    """What the queries of the law make of a prompt."""
+
+    log_total: Tensor  # (b, G, r, n): log of all that a query weighs
+    outputs: Tensor  # (b, G, r, n, v)
+    mean_weights: Tensor  # (b, G, r, L)
+
+
+class Atoms(NamedTuple):
+    """Weighted tokens in place of a prompt: what is stored."""
+
+    keys: Tensor  # (b, G, m, k)
+    values: Tensor  # (b, G, m, v)
+    log_weights: Tensor  # (b, G, m)
+    kept: Tensor  # (b, G, m): their places in the prompt
+
+
+def read(layer: Layer) -> Reading:
+    """Read the prompt with every query of the law; a block of queries at a time."""
+    future, (b, G, L, _) = layer.future, layer.keys.shape
+    r, n = future.queries.shape[2:4]
+    block = max(1, _AT_ONCE // (b * G * r * L))
+    totals, outputs, weighed = [], [], 0
+    for first in range(0, n, block):
+        part = Future(*(x[:, :, :, first : first + block] for x in future))
+        weights, total, output = _attend(layer, part, layer.keys, layer.values, layer.log_weights)
+        totals.append(total)
+        outputs.append(output)
+        weighed = weighed + weights.sum(dim=3)
+    return Reading(torch.cat(totals, dim=3), torch.cat(outputs, dim=3), weighed / n)
+
+
+def _attend(layer: Layer, future: Future, keys, values, log_weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights over keys, log of all weighed and outputs, with what was read since."""
+    scores = layer.scale * future.queries @ keys[:, :, None].transpose(-1, -2) + log_weights[:, :, None, None]
+    total = torch.logaddexp(torch.logsumexp(scores, dim=-1), future.log_mass)
+    weights = torch.exp(scores - total[..., None])
+    since = torch.exp(future.log_mass - total)[..., None]
+    return weights, total, weights @ values[:, :, None] + since * future.output
+
+
+def importance(layer: Layer, reading: Reading) -> Tensor:
+    """What each token is worth, (b, G, L): by how much the output moves without it, in the residual stream."""
+    centre = reading.outputs.mean(dim=3, keepdim=True)
+    moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
+    return (reading.mean_weights * moved).mean(dim=2)
+
+
+def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
+    """The places (b, G, count) of the tokens that are worth most, the first ones always among them."""
+    ranked = importance.clone()
+    ranked[..., :sinks] = math.inf
+    return ranked.topk(count, dim=-1).indices.sort(dim=-1).values
+
+
+def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
+    """The tokens kept, with weights and values that stand for all: fitted on a part of the law's queries."""
+    keys, values, log_weights = _taken(layer, kept)
+    b, G, m, _ = keys.shape
+    at = _places(layer, 0)
+    part, total = Future(*(x[:, :, :, at] for x in layer.future)), reading.log_total[:, :, :, at]
+    scores = layer.scale * part.queries @ keys[:, :, None].transpose(-1, -2) + log_weights[:, :, None, None]
+    X = torch.exp(scores - total[..., None]).reshape(b, G, -1, m)
+    since = torch.exp(part.log_mass - total)
+    wanted = reading.outputs[:, :, :, at] - since[..., None] * part.output  # Σ over all tokens of x v
+    share = (1 - since)[..., None]  # Σ over all tokens of x
+    centre = layer.values.mean(dim=2, keepdim=True)
+    target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
+    plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
+    moved = plain + _ridge(X, target - X @ plain)
+    weight = moved[..., -1:].clamp_min(LEAST)
+    stands = moved[..., :-1] / weight + centre
+    return Atoms(keys, stands, log_weights + weight[..., 0].log(), kept)
+
+
+def taken(layer: Layer, kept: Tensor) -> Atoms:
+    """The tokens kept, as they are."""
+    return Atoms(*_taken(layer, kept), kept)
+
+
+def _taken(layer: Layer, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    at = kept[..., None]
+    keys, values = (torch.take_along_dim(x, at, dim=2) for x in (layer.keys, layer.values))
+    return keys, values, torch.take_along_dim(layer.log_weights, kept, dim=2)
+
+
+def _places(layer: Layer, offset: int) -> Tensor:
+    """Every so many-th query: those with offset 0 are for fits, those with offset 1 for what is predicted of them."""
+    r, n = layer.future.queries.shape[2:4]
+    stride = max(2, -(-n * r // FITTED)) if n > 1 else 1
+    found = torch.arange(min(offset, n - 1), n, stride, device=layer.keys.device)
+    return found
+
+
+def _ridge(X: Tensor, target: Tensor) -> Tensor:
+    """The least-squares change of atoms: (b, G, m, ·) from weights (b, G, j, m) and what is missing (b, G, j, ·)."""
+    j, m = X.shape[-2:]
+    ridge = RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny
+    if j <= m:
+        gram = X @ X.transpose(-1, -2)
+        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
+        return X.transpose(-1, -2) @ torch.cholesky_solve(target, torch.linalg.cholesky(gram))
+    gram = X.transpose(-1, -2) @ X
+    gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
+    return torch.cholesky_solve(X.transpose(-1, -2) @ target, torch.linalg.cholesky(gram))
+
+
+def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
+    """The predicted error of outputs in the residual stream over their size, (b, G, r): on queries no fit has used."""
+    at = _places(layer, 1)
+    part = Future(*(x[:, :, :, at] for x in layer.future))
+    _, _, found = _attend(layer, part, atoms.keys, atoms.values, atoms.log_weights)
+    wanted = reading.outputs[:, :, :, at]
+    wrong, size = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
+    return wrong / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int) -> Atoms:
+    """The fewest atoms whose predicted error is within the tolerance for every head."""
+    low, high = sinks, layer.keys.shape[2]
+    best = taken(layer, torch.arange(high, device=worth.device).expand(worth.shape))
+    while high - low > max(1, high // 32):
+        middle = (low + high) // 2
+        atoms = fitted(layer, reading, choose(worth, middle, sinks))
+        if bool((relative_error(layer, reading, atoms) <= tolerance).all()):
+            best, high = atoms, middle
+        else:
+            low = middle
+    return best

@@ -1,0 +1,313 @@
+"""A cache for transformers that holds a short measure in place of a long prompt; `model.generate` runs on it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from largeprompt import _checks as checks
+
+from .._projection import output_projections
+from ._atoms import Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, smallest
+from ._future import Segment, every, replayed
+from ._rotation import rotation_of
+from ._share import Goal, counts_of
+
+NAME = "largeprompt"
+SINKS = 4  # first tokens that are always kept
+_ROOM = 256  # tokens by which a buffer grows
+
+
+class CompressedCache(Cache):
+    """A cache of keys and values that is made shorter as it grows: give it to `model.generate` as `past_key_values`.
+
+    How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average over
+    layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read, and then
+    again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to come rests
+    on. The model's attention function is replaced by one that does the same as before with every other cache.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        keep: float | None = None,
+        tokens: int | None = None,
+        tolerance: float | None = None,
+        every: int = 256,
+        queries: int = 2048,
+    ):
+        self.goal = Goal(keep, tokens, tolerance)
+        self.every = checks.count("every", every)
+        queries = checks.count("queries", queries)
+        config = model.config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        window = getattr(config, "sliding_window", None)
+        if "full_attention" not in kinds:
+            raise ValueError(
+                f"{type(model).__name__} has layers of {', '.join(sorted(set(kinds)))} alone; none reads its whole prompt"
+            )
+        use_compressed_attention(model)
+        self._model, self._rotate = model, rotation_of(model)
+        self.errors: dict[int, Tensor] = {}
+        super().__init__(
+            layers=[
+                StoredLayer(queries) if kind == "full_attention" else DynamicSlidingWindowLayer(window)
+                for kind in kinds
+            ]
+        )
+
+    @property
+    def stored(self) -> "dict[int, StoredLayer]":
+        """The layers that are compressed, by number."""
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, StoredLayer)}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+        """Take the keys and values of new tokens of a layer; before those of its first, compress what has grown."""
+        stored = self.stored
+        if layer_idx == next(iter(stored)) and stored[layer_idx].fresh >= self.every:
+            self.compress()
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def compress(self) -> None:
+        """Put a shorter measure in place of all that is stored."""
+        ready = {i: layer for i, layer in self.stored.items() if layer.fresh and layer.recorded}
+        if not ready:
+            return
+        worth, sizes, readings = [], [], []
+        for layer in ready.values():
+            problem = self._problem(layer)
+            readings.append(read(problem))
+            worth.append(importance(problem, readings[-1]))
+            sizes.append(_size(problem, readings[-1]))
+        if self.goal.tolerance is None:
+            seen = next(iter(ready.values())).seen
+            counts = counts_of(worth, sizes, min(self.goal.count(seen), worth[0].shape[-1]))
+        for at, (i, layer) in enumerate(ready.items()):
+            problem, reading = self._problem(layer), readings[at]
+            sinks = min(SINKS, worth[at].shape[-1])
+            if self.goal.tolerance is None:
+                atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks))
+            else:
+                atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks)
+            self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
+            layer.replace(atoms)
+
+    def _problem(self, layer: "StoredLayer") -> Layer:
+        keys, values, log_weights = layer.whole()
+        hidden = None if layer.hidden is None else layer.hidden
+        future = replayed(layer.segments(), keys, values, hidden, layer.scale, self._rotate)
+        return Layer(keys, values, log_weights, layer.scale, future, self._roots(layer, future.queries.shape))
+
+    def _roots(self, layer: "StoredLayer", shape: torch.Size) -> Tensor:
+        G, r, v = shape[1], shape[2], layer.values.shape[-1]
+        matrices = output_projections(self._model, layer.module, G * r, v)
+        if matrices is None:
+            return torch.eye(v, device=layer.values.device).expand(G, r, v, v)
+        return torch.linalg.qr(matrices.float().transpose(-1, -2)).R.transpose(-1, -2).reshape(G, r, v, -1)
+
+    @property
+    def memory(self) -> int:
+        """Numbers that are stored: keys, values and weights, of every layer and prompt."""
+        return sum(layer.memory for layer in self.stored.values())
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens have been read."""
+        return self.layers[layer_idx].get_seq_length()
+
+
+def _size(layer: Layer, reading: Reading) -> float:
+    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
+    squares = torch.linalg.vector_norm(reading.outputs @ layer.roots, dim=-1).square()
+    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
+
+
+class StoredLayer(CacheLayerMixin):
+    """Atoms with weights, and after them tokens as they came; with some of the queries of these."""
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self, queries: int):
+        super().__init__()
+        self._most = queries
+        self._clear()
+
+    def _clear(self) -> None:
+        self.seen = self.used = self.atoms = 0
+        self.hidden: Tensor | None = None
+        self.module: nn.Module | None = None
+        self.scale = 1.0
+        self._segments: list[Segment] = []
+        self._single: list[Tensor] = []
+
+    @property
+    def fresh(self) -> int:
+        """Tokens that have come since the last compression."""
+        return self.used - self.atoms
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the queries of all fresh tokens are known."""
+        return sum(segment.length for segment in self.segments()) == self.fresh
+
+    @property
+    def memory(self) -> int:
+        """Numbers that are stored, the room to grow apart."""
+        b, G, _, k = self.keys.shape
+        return b * G * (self.used * (k + self.values.shape[-1]) + self.atoms)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take type, device and shape from the first tokens."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        b, G = key_states.shape[:2]
+        self.keys = key_states.new_empty(b, G, 0, key_states.shape[-1])
+        self.values = value_states.new_empty(b, G, 0, value_states.shape[-1])
+        self.bias = key_states.new_zeros(b, G, 1, 0)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store new tokens; what is returned knows the layer that it comes from."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        n = key_states.shape[2]
+        if self.used + n > self.keys.shape[2]:
+            self._grow(self.used + n + (_ROOM if self.used else 0))
+        self.keys[:, :, self.used : self.used + n] = key_states
+        self.values[:, :, self.used : self.used + n] = value_states
+        self.used, self.seen = self.used + n, self.seen + n
+        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        keys.stored_layer = self  # pyright: ignore[reportAttributeAccessIssue]
+        return keys, values
+
+    def _grow(self, size: int) -> None:
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(*old.shape[:2], size, old.shape[3])
+            new[:, :, : self.used] = old[:, :, : self.used]
+            setattr(self, name, new)
+        bias = self.bias.new_zeros(*self.bias.shape[:3], size)
+        bias[..., : self.used] = self.bias[..., : self.used]
+        self.bias = bias
+
+    def record(self, module: nn.Module, queries: Tensor, mask: Tensor | None, scale: float) -> None:
+        """Keep some of the queries of tokens that have just come, and which tokens are hidden."""
+        self.module, self.scale = module, scale
+        if queries.shape[2] == 1:
+            self._single.append(queries)
+        else:
+            step = every(queries.shape[2], self._most)
+            self._segments = [
+                *self.segments(),
+                Segment(queries[:, :, step - 1 + queries.shape[2] % step :: step], queries.shape[2], step),
+            ]
+        if mask is not None and not self.atoms:
+            last = mask[:, 0, -1]
+            self.hidden = ~last if last.dtype == torch.bool else last < torch.finfo(last.dtype).min / 2
+
+    def segments(self) -> list[Segment]:
+        """The queries known, tokens that came one by one joined."""
+        if self._single:
+            joined = torch.cat(self._single, dim=2)
+            self._segments, self._single = [*self._segments, Segment(joined, joined.shape[2], 1)], []
+        return self._segments
+
+    def whole(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that is stored, in float32."""
+        keys, values = self.keys[:, :, : self.used].float(), self.values[:, :, : self.used].float()
+        log_weights = self.bias[:, :, 0, : self.used].float()
+        if self.hidden is not None:
+            hidden = torch.nn.functional.pad(self.hidden, (0, self.used - self.hidden.shape[1]))
+            log_weights = log_weights.masked_fill(hidden[:, None], -math.inf)
+        return keys, values, log_weights
+
+    def replace(self, atoms: Atoms) -> None:
+        """Store atoms in place of all tokens."""
+        self.atoms = self.used = atoms.keys.shape[2]
+        self.keys, self.values = atoms.keys.to(self.dtype), atoms.values.to(self.dtype)
+        self.bias = atoms.log_weights[:, :, None].to(self.dtype)
+        self.hidden, self._segments, self._single = None, [], []
+
+    def get_seq_length(self) -> int:
+        """How many tokens have been read, also those that are no longer stored."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The size of the mask that a model makes; it is not used once there are atoms."""
+        return self.seen + query_length, 0
+
+    def get_max_cache_shape(self) -> int:
+        """No bound."""
+        return -1
+
+    def get_max_length(self) -> int:
+        """No bound."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.is_initialized = False
+        self.keys = self.values = None
+        self._clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take other prompts of the batch, as a beam search does."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these prompts of the batch alone."""
+        self._each(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each prompt of the batch."""
+        self._each(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def _each(self, change: Any) -> None:
+        if not self.is_initialized:
+            return
+        self.keys, self.values, self.bias = change(self.keys), change(self.values), change(self.bias)
+        self.hidden = None if self.hidden is None else change(self.hidden)
+        self._segments = [segment._replace(queries=change(segment.queries)) for segment in self.segments()]
+
+
+def use_compressed_attention(model: PreTrainedModel) -> None:
+    """Give a model the attention function that reads compressed caches; with others it does what `sdpa` does."""
+    if model.config._attn_implementation == NAME:
+        return
+    if model.config._attn_implementation not in ("sdpa", "eager") or not getattr(model, "_supports_sdpa", False):
+        raise ValueError(
+            f"the attention of {type(model).__name__} ({model.config._attn_implementation}) cannot be replaced; "
+            'load a model that transformers runs with attn_implementation="sdpa"'
+        )
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+
+
+def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
+    layer = getattr(key, "stored_layer", None)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if layer is not None:
+        layer.record(module, query, attention_mask, scale)
+        if layer.atoms:
+            return _weighted(query, key, value, layer, scale), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+    )
+
+
+def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, scale: float) -> Tensor:
+    """Attention on atoms with weights and the tokens after them; queries that share keys go together."""
+    (b, H, n, k), (G, used) = query.shape, key.shape[1:3]
+    bias = layer.bias[..., :used]
+    if n > 1:
+        later = torch.ones(n, used, dtype=torch.bool, device=query.device).triu(used - n + 1)
+        bias = bias.masked_fill(later, -math.inf).repeat(1, 1, H // G, 1)
+    found = scaled_dot_product_attention(query.reshape(b, G, -1, k), key, value, attn_mask=bias, scale=scale)
+    return found.reshape(b, H, n, -1).transpose(1, 2).contiguous()

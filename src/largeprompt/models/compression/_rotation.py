@@ -1,0 +1,34 @@
+"""Queries moved to other positions, with the model's own rotary embedding."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+from ._future import Rotation
+
+
+def rotation_of(model: nn.Module) -> Rotation | None:
+    """A function that moves queries by positions; None for a model without rotary embedding, where they stay."""
+    named = {name: module for name, module in model.named_modules() if name.split(".")[-1] in ("rotary_emb", "rotary")}
+    if not named:
+        return None
+    name, rotary = next(iter(named.items()))
+    files = {type(module).__module__ for module in model.modules()}
+    functions = [getattr(sys.modules[file], "apply_rotary_pos_emb", None) for file in sorted(files)]
+    apply = next((function for function in functions if function is not None), None)
+    if apply is None or not hasattr(rotary, "inv_freq"):
+        raise ValueError(
+            f"queries of {type(model).__name__} cannot be moved: its {name} is of a kind that is not known"
+        )
+    size = float(getattr(rotary, "attention_scaling", 1.0))
+
+    def rotate(queries: Tensor, by: Tensor) -> Tensor:
+        b, H, pieces, n, k = queries.shape
+        flat = queries.reshape(b, H, pieces * n, k)
+        cos, sin = (part.float() / size for part in rotary(flat, by.repeat_interleave(n)[None].expand(b, -1)))
+        width = cos.shape[-1]
+        turned = apply(flat[..., :width], flat[..., :width], cos, sin)[0]
+        return torch.cat([turned, flat[..., width:]], dim=-1).reshape(queries.shape)
+
+    return rotate

@@ -1,0 +1,68 @@
+"""How much is kept: what is asked for, and a budget shared among layers."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+LEAST = 0.2  # of an even share: what every head keeps at least
+_FEWEST = 8  # tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What a compression is to reach; one of the three is given."""
+
+    keep: float | None = None  # share of the tokens
+    tokens: int | None = None  # tokens of a head of keys, on average
+    tolerance: float | None = None  # relative error of outputs
+
+    def __post_init__(self):
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise ValueError(f"{said} of keep, tokens and tolerance is given; exactly one must be")
+        name, value = given.popitem()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}; it must be a number")
+        if name == "tokens" and (value != int(value) or value < _FEWEST):
+            raise ValueError(f"tokens is {value}; it must be a whole number of at least {_FEWEST}")
+        if name != "tokens" and not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}; it must be above 0 and at most 1")
+
+    def count(self, tokens: int) -> int:
+        """How many atoms stand for so many tokens."""
+        wanted = self.tokens if self.tokens is not None else round((self.keep or 0) * tokens)
+        return min(max(int(wanted), _FEWEST), tokens)
+
+
+def counts_of(worth: list[Tensor], sizes: list[float], count: int) -> list[int]:
+    """How many tokens the heads of each layer keep, `count` on average.
+
+    `worth` has what each token of a layer is worth (b, G, L), in the unit of the residual stream; `sizes` those of the
+    layers' outputs there. The tokens worth most over all layers are kept, once every head has its least.
+    """
+    least = min(max(_FEWEST, int(LEAST * count)), count)
+    ranked = []
+    for tokens, size in zip(worth, sizes, strict=True):
+        relative = tokens / max(size, 1e-30) ** 0.5
+        first = relative.topk(min(least, relative.shape[-1]), dim=-1).indices
+        ranked.append(relative.scatter(-1, first, math.inf))
+    heads = [x[..., 0].numel() for x in ranked]
+    whole = torch.cat([x.flatten() for x in ranked])
+    total = min(count * sum(heads), len(whole))
+    kept = torch.zeros_like(whole, dtype=torch.bool)
+    kept[whole.topk(total).indices] = True
+    shares = [int(part.sum()) / n for part, n in zip(kept.split([x.numel() for x in ranked]), heads, strict=True)]
+    counts = [int(share) for share in shares]
+    spare = int(
+        sum(share * n for share, n in zip(shares, heads, strict=True))
+        - sum(c * n for c, n in zip(counts, heads, strict=True))
+    )
+    for i in sorted(range(len(counts)), key=lambda i: counts[i] - shares[i]):
+        if spare < heads[i]:
+            break
+        if counts[i] < ranked[i].shape[-1]:
+            counts[i], spare = counts[i] + 1, spare - heads[i]
+    return counts
