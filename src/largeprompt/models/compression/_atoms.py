@@ -1,14 +1,14 @@
 r"""A prompt as a shorter one that the queries to come cannot tell apart: atoms chosen, then weighed and moved.
 
 For a query $j$ of the law let $x_{ij}$ be the weight of token $i$ in the softmax over the prompt and all that the query
-will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order, so
-a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept, weight
-$a_i$ and value $u_i/a_i$ are fitted: the error of the output,
+will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order,
+so a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept,
+weight $a_i$ and value $u_i/a_i$ are fitted: the error of the output,
 
 $$\sum_{\rm kept}x_{ij}(u_i-a_io_j)-\sum_{\rm all}x_{ij}(v_i-o_j),$$
 
-is linear in both, and small where $\sum_{\rm kept}x_{ij}(u_i, a_i)\approx\sum_{\rm all}x_{ij}(v_i, 1)$: one least-squares
-problem for values and weights, held near the tokens themselves ($u_i=v_i$, $a_i=1$) by a ridge.
+is linear in both, and small where $\sum_{\rm kept}x_{ij}(u_i, a_i)\approx\sum_{\rm all}x_{ij}(v_i, 1)$: one
+least-squares problem for values and weights, held near the tokens themselves ($u_i=v_i$, $a_i=1$) by a ridge.
 """
 
 import math
@@ -21,7 +21,8 @@ from ._future import Future
 
 RIDGE = 0.1  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
-FITTED = 1536  # queries of a head of keys that a fit uses at most
+FITTED = 1024  # queries of a head of keys that a fit uses, about
+_ROUNDS = 40  # of conjugate gradients
 _AT_ONCE = 2**27  # scores held at a time
 
 
@@ -84,6 +85,24 @@ def importance(layer: Layer, reading: Reading) -> Tensor:
     return (reading.mean_weights * moved).mean(dim=2)
 
 
+def size(layer: Layer, reading: Reading) -> float:
+    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
+    squares = (reading.outputs @ layer.roots).square().sum(dim=-1)
+    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
+
+
+def roots_of(projections: Tensor | None, future: Future) -> Tensor:
+    """The roots of a layer from the matrices (heads, v, residual) of its way out; without these, norms stay as they are."""
+    (G, r), v = future.queries.shape[1:3], future.output.shape[-1]
+    if projections is None:
+        return torch.eye(v, device=future.output.device).expand(G, r, v, v)
+    gram = projections.double() @ projections.double().transpose(-1, -2)
+    gram.diagonal(dim1=-2, dim2=-1).add_(
+        1e-12 * gram.diagonal(dim1=-2, dim2=-1).mean() + torch.finfo(torch.float64).tiny
+    )
+    return torch.linalg.cholesky(gram).float().reshape(G, r, v, v)
+
+
 def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
     """The places (b, G, count) of the tokens that are worth most, the first ones always among them."""
     ranked = importance.clone()
@@ -131,26 +150,47 @@ def _places(layer: Layer, offset: int) -> Tensor:
 
 
 def _ridge(X: Tensor, target: Tensor) -> Tensor:
-    """The least-squares change of atoms: (b, G, m, ·) from weights (b, G, j, m) and what is missing (b, G, j, ·)."""
+    """The least-squares change of atoms: (b, G, m, ·) from weights (b, G, j, m) and what is missing (b, G, j, ·).
+
+    Conjugate gradients on the smaller of the two Gram matrices: products alone, which run well for many heads at once.
+    """
     j, m = X.shape[-2:]
-    ridge = RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny
+    ridge = (RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny)[..., None, None]
     if j <= m:
-        gram = X @ X.transpose(-1, -2)
-        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
-        return X.transpose(-1, -2) @ torch.cholesky_solve(target, torch.linalg.cholesky(gram))
-    gram = X.transpose(-1, -2) @ X
-    gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
-    return torch.cholesky_solve(X.transpose(-1, -2) @ target, torch.linalg.cholesky(gram))
+        return X.transpose(-1, -2) @ _solved(X @ X.transpose(-1, -2), ridge, target)
+    return _solved(X.transpose(-1, -2) @ X, ridge, X.transpose(-1, -2) @ target)
+
+
+def _solved(gram: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
+    """(gram + ridge)⁻¹ target, each column by conjugate gradients."""
+    found, left = torch.zeros_like(target), target.clone()
+    direction, size = left, left.square().sum(dim=-2, keepdim=True)
+    least = torch.finfo(gram.dtype).tiny
+    for _ in range(_ROUNDS):
+        moved = gram @ direction + ridge * direction
+        step = size / (direction * moved).sum(dim=-2, keepdim=True).clamp_min(least)
+        found, left = found + step * direction, left - step * moved
+        before, size = size, left.square().sum(dim=-2, keepdim=True)
+        direction = left + (size / before.clamp_min(least)) * direction
+    return found
 
 
 def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
     """The predicted error of outputs in the residual stream over their size, (b, G, r): on queries no fit has used."""
     at = _places(layer, 1)
     part = Future(*(x[:, :, :, at] for x in layer.future))
-    _, _, found = _attend(layer, part, atoms.keys, atoms.values, atoms.log_weights)
-    wanted = reading.outputs[:, :, :, at]
-    wrong, size = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
-    return wrong / size.clamp_min(torch.finfo(size.dtype).tiny)
+    return _relative(layer, part, reading.outputs[:, :, :, at], atoms)
+
+
+def difference(layer: Layer, atoms: Atoms) -> Tensor:
+    """The relative difference of the outputs on atoms from those on the prompt, (b, G, r), over all queries given."""
+    return _relative(layer, layer.future, read(layer).outputs, atoms)
+
+
+def _relative(layer: Layer, future: Future, wanted: Tensor, atoms: Atoms) -> Tensor:
+    _, _, found = _attend(layer, future, atoms.keys, atoms.values, atoms.log_weights)
+    wrong, whole = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
+    return wrong / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
 def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int) -> Atoms:

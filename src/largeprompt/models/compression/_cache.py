@@ -14,8 +14,20 @@ from transformers.masking_utils import sdpa_mask
 from largeprompt import _checks as checks
 
 from .._projection import output_projections
-from ._atoms import Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, smallest
-from ._future import Segment, every, replayed
+from ._atoms import (
+    Atoms,
+    Layer,
+    choose,
+    difference,
+    fitted,
+    importance,
+    read,
+    relative_error,
+    roots_of,
+    size,
+    smallest,
+)
+from ._future import Segment, every, given, replayed
 from ._rotation import rotation_of
 from ._share import Goal, counts_of
 
@@ -27,10 +39,11 @@ _ROOM = 256  # tokens by which a buffer grows
 class CompressedCache(Cache):
     """A cache of keys and values that is made shorter as it grows: give it to `model.generate` as `past_key_values`.
 
-    How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average over
-    layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read, and then
-    again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to come rests
-    on. The model's attention function is replaced by one that does the same as before with every other cache.
+    How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average
+    over layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read,
+    and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
+    come rests on. With `check`, outputs of so many of the last queries are compared with those on all that was stored.
+    The model's attention function is replaced by one that does the same as before with every other cache.
     """
 
     def __init__(
@@ -42,16 +55,17 @@ class CompressedCache(Cache):
         tolerance: float | None = None,
         every: int = 256,
         queries: int = 2048,
+        check: int = 0,
     ):
         self.goal = Goal(keep, tokens, tolerance)
         self.every = checks.count("every", every)
-        queries = checks.count("queries", queries)
+        queries, self._check = checks.count("queries", queries), checks.count("check", check, at_least=0)
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         window = getattr(config, "sliding_window", None)
         if "full_attention" not in kinds:
             raise ValueError(
-                f"{type(model).__name__} has layers of {', '.join(sorted(set(kinds)))} alone; none reads its whole prompt"
+                f"{type(model).__name__} has no layer that reads its whole prompt, only {', '.join(sorted(set(kinds)))}"
             )
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
@@ -85,7 +99,7 @@ class CompressedCache(Cache):
             problem = self._problem(layer)
             readings.append(read(problem))
             worth.append(importance(problem, readings[-1]))
-            sizes.append(_size(problem, readings[-1]))
+            sizes.append(size(problem, readings[-1]))
         if self.goal.tolerance is None:
             seen = next(iter(ready.values())).seen
             counts = counts_of(worth, sizes, min(self.goal.count(seen), worth[0].shape[-1]))
@@ -97,20 +111,19 @@ class CompressedCache(Cache):
             else:
                 atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks)
             self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
+            if self._check:
+                last = layer.segments()[-1].queries[:, :, -self._check :].float()
+                self.differences[i] = difference(problem._replace(future=given(last, problem.values)), atoms).flatten(1)
             layer.replace(atoms)
 
     def _problem(self, layer: "StoredLayer") -> Layer:
         keys, values, log_weights = layer.whole()
-        hidden = None if layer.hidden is None else layer.hidden
-        future = replayed(layer.segments(), keys, values, hidden, layer.scale, self._rotate)
-        return Layer(keys, values, log_weights, layer.scale, future, self._roots(layer, future.queries.shape))
-
-    def _roots(self, layer: "StoredLayer", shape: torch.Size) -> Tensor:
-        G, r, v = shape[1], shape[2], layer.values.shape[-1]
-        matrices = output_projections(self._model, layer.module, G * r, v)
-        if matrices is None:
-            return torch.eye(v, device=layer.values.device).expand(G, r, v, v)
-        return torch.linalg.qr(matrices.float().transpose(-1, -2)).R.transpose(-1, -2).reshape(G, r, v, -1)
+        future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, self._rotate)
+        if layer.roots is None:
+            heads = future.queries.shape[1] * future.queries.shape[2]
+            matrices = output_projections(self._model, layer.module, heads, values.shape[-1])
+            layer.roots = roots_of(matrices, future)
+        return Layer(keys, values, log_weights, layer.scale, future, layer.roots)
 
     @property
     def memory(self) -> int:
@@ -120,12 +133,6 @@ class CompressedCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens have been read."""
         return self.layers[layer_idx].get_seq_length()
-
-
-def _size(layer: Layer, reading: Reading) -> float:
-    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
-    squares = torch.linalg.vector_norm(reading.outputs @ layer.roots, dim=-1).square()
-    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
 
 
 class StoredLayer(CacheLayerMixin):
@@ -143,6 +150,7 @@ class StoredLayer(CacheLayerMixin):
         self.seen = self.used = self.atoms = 0
         self.hidden: Tensor | None = None
         self.module: nn.Module | None = None
+        self.roots: Tensor | None = None
         self.scale = 1.0
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
