@@ -112,11 +112,11 @@ def test_errors_predicted_are_those_of_redraws():
 def test_position_explains_what_depends_on_the_lag_alone():
     one = call(causal=True, sink=False)
     assert one.positions is not None
-    groups = lags(one.positions, L)
+    by_lag = lags(one.positions, L)
     found = attended(one.head(0))
-    by_lag = -0.02 * np.abs(one.positions[:, None] - np.arange(L))
-    assert explained_by_position(found._replace(scores=by_lag), groups) > 0.98
-    assert explained_by_position(found, groups) < 0.25
+    falling = -0.02 * np.abs(one.positions[:, None] - np.arange(L))
+    assert explained_by_position(found._replace(scores=falling), by_lag) > 0.98
+    assert explained_by_position(found, by_lag) < 0.25
     assert math.isnan(explained_by_position(found, None))
 
 

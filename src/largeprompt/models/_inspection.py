@@ -1,6 +1,7 @@
 """What a network's heads do with their prompts: one number of each kind for each head, and what stands behind it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,10 +19,12 @@ from ._statistics import (
     FEWEST,
     HEAVIEST,
     Attended,
+    Lags,
     QueryStatistics,
     attended,
     explained_by_position,
     lags,
+    product,
     query_statistics,
     sinks_of,
 )
@@ -120,12 +123,12 @@ class Inspector:
 
     def __call__(self, call: AttentionCall) -> None:
         """Take one more call."""
-        layer, groups = len(self._rows), lags(call.positions, call.tokens)
+        layer, by_lag = len(self._rows), lags(call.positions, call.tokens)
         self._tokens = max(self._tokens, call.tokens)
         found = []
         for h in range(call.heads):
             head = call.head(h)
-            row, details = _of_head(head, groups, None if call.outputs is None else call.outputs[h])
+            row, details = _of_head(head, by_lag, None if call.outputs is None else call.outputs[h])
             if self._pool is not None:
                 pool = self._pool[layer].head(h)
                 measured = redrawn_errors(
@@ -172,12 +175,12 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | None) -> tuple[dict[str, float], Details]:
+def _of_head(head: HeadCall, by_lag: Lags | None, output: np.ndarray | None) -> tuple[dict[str, float], Details]:
     """One number of each kind, medians over queries and errors as root mean squares; and what stands behind them."""
     found = attended(head)
     sinks = sinks_of(found.weights)
     q = query_statistics(head, found, sinks)
-    middle = {name: _median(values) for name, values in q._asdict().items()}
+    middle = dict(zip(q._fields, _medians(np.stack(q)).tolist(), strict=True))
     trusted = middle["tail"] <= HEAVIEST and middle["seen"] >= FEWEST
     relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
     believed = {
@@ -194,16 +197,17 @@ def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | Non
         **{name: value if trusted else math.nan for name, value in believed.items()},
         "linear": middle["linear"],
         "linear_beside_sinks": middle["linear_beside_sinks"],
-        "position": explained_by_position(found, groups),
+        "position": explained_by_position(found, by_lag),
         "rebuilt": math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
     }
     return row, _details(head, found, q, sinks)
 
 
-def _median(values: np.ndarray) -> float:
-    """Of the numbers that there are; NaN where there is none."""
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else math.nan
+def _medians(rows: Float[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
+    """Of the numbers that there are in each row; NaN where there is none."""
+    known, ordered = np.count_nonzero(~np.isnan(rows), axis=1)[:, None], np.sort(rows, axis=1)  # NaN comes last
+    middle = [np.take_along_axis(ordered, np.maximum(at, 0), axis=1) for at in ((known - 1) // 2, known // 2)]
+    return np.where(known > 0, sum(middle) / 2, np.nan)[:, 0]
 
 
 def _rms(values: np.ndarray) -> float:
@@ -217,15 +221,25 @@ def _largest(values: np.ndarray) -> float:
 def _details(head: HeadCall, found: Attended, q: QueryStatistics, sinks: Int[np.ndarray, " s"]) -> Details:
     weights, values = found.weights, head.values.astype(float)
     mean = weights.mean(axis=0)
-    places = np.unique(np.geomspace(1, len(mean), min(len(mean), 96)).round().astype(int)) - 1
+    places = _places(len(mean))
     by_place = np.add.reduceat(mean, places) / np.diff(np.append(places, len(mean)))
-    squares = np.sum(values**2, axis=1) - 2 * found.output @ values.T + np.sum(found.output**2, axis=1)[:, None]
-    carried = (weights * np.sqrt(np.maximum(squares, 0.0))).mean(axis=0)
+    distances = product(-2 * found.output, values.T)
+    distances += np.vecdot(values, values)
+    distances += np.vecdot(found.output, found.output)[:, None]
+    np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
+    distances *= weights
+    carried = distances.mean(axis=0)
     carriers = np.argsort(-carried)[:12]
     shares = carried[carriers] / max(float(carried.sum()), 1e-300)
     seen = float(np.median(q.seen))
     lengths = np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
     return Details(places, by_place, carriers, shares, lengths, _rms(q.error) * np.sqrt(seen / lengths), None, sinks)
+
+
+@functools.cache
+def _places(tokens: int) -> Int[np.ndarray, " p"]:
+    """Up to 96 places of a prompt, the first ones one by one."""
+    return np.unique(np.geomspace(1, tokens, min(tokens, 96)).round().astype(int)) - 1
 
 
 def summary(data: xr.Dataset) -> list[str]:
