@@ -219,20 +219,20 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _details(head: HeadCall, found: Attended, q: QueryStatistics, sinks: Int[np.ndarray, " s"]) -> Details:
-    weights, values = found.weights, head.values.astype(float)
-    mean = weights.mean(axis=0)
+    """What a page shows; the shares of tokens in float32."""
+    mean = found.weights.mean(axis=0)
     places = _places(len(mean))
     by_place = np.add.reduceat(mean, places) / np.diff(np.append(places, len(mean)))
-    distances = product(-2 * found.output, values.T)
-    distances += np.vecdot(values, values)
-    distances += np.vecdot(found.output, found.output)[:, None]
+    output = found.output.astype(np.float32)
+    distances = product(-2 * output, head.values.T)
+    distances += np.vecdot(head.values, head.values)
+    distances += np.vecdot(output, output)[:, None]
     np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
-    distances *= weights
-    carried = distances.mean(axis=0)
+    carried = np.einsum("nl,nl->l", found.weights, distances)
     carriers = np.argsort(-carried)[:12]
     shares = carried[carriers] / max(float(carried.sum()), 1e-300)
     seen = float(np.median(q.seen))
-    lengths = np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
+    lengths = _lengths(seen)
     return Details(places, by_place, carriers, shares, lengths, _rms(q.error) * np.sqrt(seen / lengths), None, sinks)
 
 
@@ -240,6 +240,12 @@ def _details(head: HeadCall, found: Attended, q: QueryStatistics, sinks: Int[np.
 def _places(tokens: int) -> Int[np.ndarray, " p"]:
     """Up to 96 places of a prompt, the first ones one by one."""
     return np.unique(np.geomspace(1, tokens, min(tokens, 96)).round().astype(int)) - 1
+
+
+@functools.cache
+def _lengths(seen: float) -> Float[np.ndarray, " l"]:
+    """Lengths at which errors are predicted."""
+    return np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
 
 
 def summary(data: xr.Dataset) -> list[str]:

@@ -115,7 +115,7 @@ def query_statistics(head: HeadCall, found: Attended, sinks: Int[np.ndarray, " s
     return QueryStatistics(
         seen=seen.astype(float),
         effective=1 / np.vecdot(weights, weights),
-        entropy=-np.vecdot(weights, np.log(np.maximum(weights, 1e-300))),
+        entropy=-np.vecdot(weights, np.log1p(np.maximum(weights, 1e-15) - 1)),  # NumPy's log is slower
         largest=weights.max(axis=1),
         first=weights[:, 0],
         sinks=of_sinks.sum(axis=1),
@@ -165,11 +165,11 @@ def _errors(rest, of_sinks, values, sinks, output, drawn, projection) -> tuple[l
     """Sizes of outputs and the roots of their variances over redraws, as they are and in the residual stream."""
     centre = values.mean(axis=0)  # or a common part of all values would cancel
     v, o = values - centre, output - centre
-    forms = [np.eye(v.shape[1])]
+    forms, sizes_of_values = [np.eye(v.shape[1])], [np.vecdot(v, v)]
     if projection is not None:
-        forms.append(product(projection.astype(float), projection.T.astype(float)))
-    images = [v, *(product(v, form) for form in forms[1:])]
-    columns = np.column_stack([v, np.ones(len(v)), *(np.vecdot(image, v) for image in images)])
+        forms.append(product(projection, projection.T))  # in their own precision: nothing cancels
+        sizes_of_values.append(np.vecdot(product(v.astype(projection.dtype), forms[1]), v))
+    columns = np.column_stack([v, np.ones(len(v)), *sizes_of_values])
     sums = product(rest**2, columns)
     of_values, of_ones, of_squares = sums[:, : v.shape[1]], sums[:, v.shape[1]], sums[:, v.shape[1] + 1 :].T
     mean = of_sinks @ (sinks - centre) - of_sinks.sum(axis=1, keepdims=True) * o  # Σ w(v - o) of all tokens is 0

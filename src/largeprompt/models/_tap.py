@@ -221,6 +221,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 
 _dot_product = functional.scaled_dot_product_attention
 _multi_head = functional.multi_head_attention_forward
+_linear = functional.linear
 
 
 @contextlib.contextmanager
@@ -230,16 +231,30 @@ def _functional(recorder: _Recorder) -> Iterator[None]:
     def multi_head(*arguments, need_weights=True, **options):
         if not need_weights or recorder.inside:
             return _multi_head(*arguments, need_weights=need_weights, **options)
-        recorder.inside = True  # the weights come from a path of its own
+        read: list[torch.Tensor] = []  # by linear maps, and what they gave
+        gave: list[torch.Tensor] = []
+
+        def linear(*parts):
+            read.append(parts[0])
+            gave.append(_linear(*parts))
+            return gave[-1]
+
+        # The weights come from a path of its own. The usual path then shows queries, keys, values and masks; what its
+        # linear maps give is known, and so is what the last one reads: the outputs of the heads.
+        recorder.inside, functional.linear = True, linear
         try:
             result = _multi_head(*arguments, need_weights=True, **options)
+            recorder.inside, functional.linear = False, lambda *_: gave.pop(0)
+            functional.scaled_dot_product_attention = functools.partial(_by_dot_product, recorder, outputs=read[-1])
+            with torch.no_grad():
+                _multi_head(*arguments, need_weights=False, **options)
         finally:
-            recorder.inside = False
-        with torch.no_grad():
-            _multi_head(*arguments, need_weights=False, **options)
+            recorder.inside, functional.linear = False, _linear
+            functional.scaled_dot_product_attention = by_dot_product
         return result
 
-    functional.scaled_dot_product_attention = functools.partial(_by_dot_product, recorder)
+    by_dot_product = functools.partial(_by_dot_product, recorder)
+    functional.scaled_dot_product_attention = by_dot_product
     functional.multi_head_attention_forward = multi_head
     try:
         yield
@@ -262,17 +277,32 @@ class _Direct(TorchFunctionMode):
 
 
 def _by_dot_product(
-    recorder, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    recorder,
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    outputs=None,
 ):
+    """A call seen; where its outputs are known, of shape (queries, heads · v), it is not made."""
     options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     if enable_gqa:
         options["enable_gqa"] = True
+
+    def result():
+        if outputs is None:
+            return _dot_product(query, key, value, **options)
+        return outputs.reshape(query.shape[2], *query.shape[:2], -1).permute(1, 2, 0, 3)
 
     def as_heads(tensor):
         return tensor if tensor.ndim == 4 else tensor.reshape(1, -1, *tensor.shape[-2:])
 
     return recorder.seen(
-        lambda: _dot_product(query, key, value, **options),
+        result,
         recorder.running,
         as_heads,
         query=as_heads(query),
