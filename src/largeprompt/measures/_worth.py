@@ -67,8 +67,8 @@ def tail_index(values: Float[np.ndarray, " n"]) -> float:
 def tail_indices(values: Float[np.ndarray, "r N"], sizes: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
     r"""The shape k of the generalised Pareto law that the largest values of each row follow (Zhang and Stephens, 2009).
 
-    A row is a sample of its n = `sizes` largest values. Of these the largest $\min(n/5, 3\sqrt n)$ are used; k is drawn
-    towards ½ by ten observations' worth, as is usual for such diagnostics.
+    A row has the largest values of a sample of n = `sizes`, and may have others. The largest $\min(n/5, 3\sqrt n)$ of
+    the sample are used; k is drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
     """
     counts = np.minimum(sizes / 5, 3 * np.sqrt(sizes)).astype(int)[:, None]
     most = counts.max(initial=0)

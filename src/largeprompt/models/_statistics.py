@@ -20,8 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from largeprompt.measures._worth import tail_indices
-
 from ._call import HeadCall
 
 SINK = 0.05  # mean weight over queries from which a token is a sink; and it must be ten times the even share
@@ -50,7 +48,6 @@ class QueryStatistics(NamedTuple):
     residual_error: np.ndarray
     linear: np.ndarray  # distance from the Gaussian limit over ‖o‖, no token set apart
     linear_beside_sinks: np.ndarray  # the same with sinks as atoms
-    tail: np.ndarray  # index k̂ of the tail of the weights that are no sinks' (NaN where not looked at)
 
 
 class Attended(NamedTuple):
@@ -67,7 +64,7 @@ def attended(head: HeadCall) -> Attended:
     scores = product(head.queries, head.keys.T).astype(float)  # rounded as the model rounds them
     scores *= head.scale
     if head.log_weights is None:
-        prior, weights = np.broadcast_to(1 / scores.shape[1], scores.shape), scores.copy()
+        prior, weights = np.full_like(scores, 1 / scores.shape[1]), scores.copy()
     else:
         logs = head.log_weights.astype(float)
         prior, weights = _softmax(logs.copy()), scores + logs
@@ -84,13 +81,16 @@ def _softmax(scores: Float[np.ndarray, "n L"]) -> Float[np.ndarray, "n L"]:
 
 
 def product(a: Float[np.ndarray, "n m"], b: Float[np.ndarray, "m p"]) -> Float[np.ndarray, "n p"]:
-    """The product of matrices, on one thread where they are small: a second one costs more than it saves."""
-    rows = _SMALL // b.size
-    if rows < 4 or rows >= len(a):
+    """The product of matrices, in tiles that are computed on one thread: a second one costs more than it saves."""
+    (n, m), p = a.shape, b.shape[1]
+    columns = min(max(math.isqrt(_SMALL // m) // 16 * 16, 16), p)
+    rows = _SMALL // (m * columns)
+    if rows < 8 or (rows >= n and columns == p):
         return a @ b
-    found = np.empty((len(a), b.shape[1]), np.result_type(a, b))
-    for i in range(0, len(a), rows):
-        np.matmul(a[i : i + rows], b, out=found[i : i + rows])
+    found = np.empty((n, p), np.result_type(a, b))
+    for i in range(0, n, rows):
+        for j in range(0, p, columns):
+            np.matmul(a[i : i + rows], b[:, j : j + columns], out=found[i : i + rows, j : j + columns])
     return found
 
 
@@ -126,7 +126,6 @@ def query_statistics(head: HeadCall, found: Attended, sinks: Int[np.ndarray, " s
         residual_error=errors[1],
         linear=_relative(plain - output, sizes[0]),
         linear_beside_sinks=_relative(beside - output, sizes[0]),
-        tail=_tails(rest, drawn),
     )
 
 
@@ -161,35 +160,36 @@ def _gaussian(scores, prior, values, sinks) -> tuple[np.ndarray, np.ndarray]:
     return (atoms @ values[sinks] + of_rest * linear) / (atoms.sum(axis=1, keepdims=True) + of_rest), nu
 
 
-def _errors(rest, of_sinks, values, sinks, output, drawn, projection) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _errors(rest, of_sinks, values, sinks, output, drawn, projection) -> tuple[np.ndarray, np.ndarray]:
     """Sizes of outputs and the roots of their variances over redraws, as they are and in the residual stream."""
     centre = values.mean(axis=0)  # or a common part of all values would cancel
     v, o = values - centre, output - centre
-    forms, sizes_of_values = [np.eye(v.shape[1])], [np.vecdot(v, v)]
+    sizes_of_values = [np.vecdot(v, v)]
     if projection is not None:
-        forms.append(product(projection, projection.T))  # in their own precision: nothing cancels
-        sizes_of_values.append(np.vecdot(product(v.astype(projection.dtype), forms[1]), v))
-    columns = np.column_stack([v, np.ones(len(v)), *sizes_of_values])
-    sums = product(rest**2, columns)
-    of_values, of_ones, of_squares = sums[:, : v.shape[1]], sums[:, v.shape[1]], sums[:, v.shape[1] + 1 :].T
+        form = product(projection, projection.T)  # ‖vP‖² = v form vᵀ; in the model's precision: nothing cancels
+        sizes_of_values.append(np.vecdot(product(v.astype(form.dtype), form), v))
+        form = form.astype(float)
+    sums = product(rest**2, np.column_stack([v, np.ones(len(v)), *sizes_of_values]))
+    of_values, of_ones, of_sizes = sums[:, : v.shape[1]], sums[:, v.shape[1]], sums[:, v.shape[1] + 1 :].T
     mean = of_sinks @ (sinks - centre) - of_sinks.sum(axis=1, keepdims=True) * o  # Σ w(v - o) of all tokens is 0
-    sizes, errors = [], []
-    for form, squares in zip(forms, of_squares, strict=True):
-        variance = squares + np.vecdot(product(of_ones[:, None] * o - 2 * of_values, form), o)
-        variance -= np.vecdot(product(mean, form), mean) / np.maximum(drawn, 1)
-        errors.append(np.sqrt(np.maximum(variance, 0.0)))
-        sizes.append(np.sqrt(np.maximum(np.vecdot(product(output, form), output), 0.0)))
-    unknown = [np.full(len(output), np.nan)] * (2 - len(forms))
-    return sizes + unknown, errors + unknown
+    pairs = (output, output), (of_ones[:, None] * o - 2 * of_values, o), (mean, mean)
+    sizes, errors = [np.full((2, len(output)), np.nan) for _ in range(2)]
+    for i, squares in enumerate(of_sizes):
+        size, cross, of_mean = (np.vecdot(product(a, form) if i else a, b) for a, b in pairs)
+        sizes[i] = np.sqrt(np.maximum(size, 0.0))
+        errors[i] = np.sqrt(np.maximum(squares + cross - of_mean / np.maximum(drawn, 1), 0.0))
+    return sizes, errors
 
 
-def _tails(rest: Float[np.ndarray, "n L"], drawn: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The tail index of the weights at some queries; at most 16 of them."""
-    n = len(rest)
-    at = np.unique(np.linspace(0, n - 1, min(n, _TAILS)).round().astype(int))
-    found = np.full(n, np.nan)
-    found[at] = tail_indices(rest[at], drawn[at])
-    return found
+def largest_weights(
+    found: Attended, sinks: Int[np.ndarray, " s"]
+) -> tuple[Float[np.ndarray, "m t"], Int[np.ndarray, " m"]]:
+    """At 16 queries or fewer: the largest weights that are no sinks', and of how many; their tails can be seen."""
+    n, L = found.weights.shape
+    at = np.linspace(0, n - 1, min(n, _TAILS)).round().astype(int)
+    rest, drawn = (_without(array[at], sinks) for array in (found.weights, found.prior))
+    most = min(3 * math.isqrt(L) + 4, L)
+    return np.partition(rest, L - most, axis=1)[:, L - most :], np.count_nonzero(drawn, axis=1)
 
 
 class Lags(NamedTuple):

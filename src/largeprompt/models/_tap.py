@@ -19,7 +19,7 @@ _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "output.
 
 
 @contextlib.contextmanager
-def tap(model: nn.Module, each: Callable[[AttentionCall], None], queries: int = 64) -> Iterator[None]:
+def tap(model: nn.Module, each: Callable[[AttentionCall], None], queries: int = 32) -> Iterator[None]:
     """Give `each` every attention call of the forward passes in the block, with `queries` of its queries.
 
     Calls of transformers models are seen where the model looks up its attention function, those of other models where
