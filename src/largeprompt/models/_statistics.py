@@ -227,8 +227,8 @@ def explained_by_position(found: Attended, by_lag: Lags | None) -> float:
     of_group, sums_of_groups = np.maximum(counts.sum(axis=0), 1), sums.sum(axis=0)
     by_query = np.zeros(len(seen))
     for _ in range(_ROUNDS):  # means of groups and of queries in turn: queries see different lags
-        by_group = (sums_of_groups - np.einsum("n,ng->g", by_query, counts)) / of_group
-        by_query = -np.einsum("ng,g->n", counts, by_group) / of_query  # scores within a query add up to 0
+        by_group = (sums_of_groups - by_query @ counts) / of_group
+        by_query = -np.vecdot(counts, by_group) / of_query  # scores within a query add up to 0
     fitted = by_query[:, None] + by_group
     explained = np.sum(fitted * (2 * sums - counts * fitted))
     return float(explained / max(np.vecdot(within, within).sum(), 1e-300))
