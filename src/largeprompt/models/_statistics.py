@@ -164,7 +164,7 @@ def _errors(rest, of_sinks, values, sinks, output, drawn, projection) -> tuple[n
     """Sizes of outputs and the roots of their variances over redraws, as they are and in the residual stream."""
     centre = values.mean(axis=0)  # or a common part of all values would cancel
     v, o = values - centre, output - centre
-    sizes_of_values = [np.vecdot(v, v)]
+    sizes_of_values, form = [np.vecdot(v, v)], np.empty((0, 0))
     if projection is not None:
         form = product(projection, projection.T)  # ‖vP‖² = v form vᵀ; in the model's precision: nothing cancels
         sizes_of_values.append(np.vecdot(product(v.astype(form.dtype), form), v))
@@ -225,7 +225,7 @@ def explained_by_position(found: Attended, by_lag: Lags | None) -> float:
     within *= seen
     counts, sums = (_by_cell(array, by_lag) for array in (seen, within))
     of_group, sums_of_groups = np.maximum(counts.sum(axis=0), 1), sums.sum(axis=0)
-    by_query = np.zeros(len(seen))
+    by_query, by_group = np.zeros(len(seen)), np.zeros(len(of_group))
     for _ in range(_ROUNDS):  # means of groups and of queries in turn: queries see different lags
         by_group = (sums_of_groups - by_query @ counts) / of_group
         by_query = -np.vecdot(counts, by_group) / of_query  # scores within a query add up to 0
