@@ -92,7 +92,7 @@ def size(layer: Layer, reading: Reading) -> float:
 
 
 def roots_of(projections: Tensor | None, future: Future) -> Tensor:
-    """The roots of a layer from the matrices (heads, v, residual) of its way out; without these, norms stay as they are."""
+    """The roots of a layer from the matrices (heads, v, residual) of its way out; unit matrices without these."""
     (G, r), v = future.queries.shape[1:3], future.output.shape[-1]
     if projections is None:
         return torch.eye(v, device=future.output.device).expand(G, r, v, v)

@@ -70,12 +70,9 @@ class CompressedCache(Cache):
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
         self.errors: dict[int, Tensor] = {}
-        super().__init__(
-            layers=[
-                StoredLayer(queries) if kind == "full_attention" else DynamicSlidingWindowLayer(window)
-                for kind in kinds
-            ]
-        )
+        self.differences: dict[int, Tensor] = {}
+        full = [kind == "full_attention" for kind in kinds]
+        super().__init__(layers=[StoredLayer(queries) if each else DynamicSlidingWindowLayer(window) for each in full])
 
     @property
     def stored(self) -> "dict[int, StoredLayer]":
