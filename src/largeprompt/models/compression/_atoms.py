@@ -179,16 +179,8 @@ def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
     """The predicted error of outputs in the residual stream over their size, (b, G, r): on queries no fit has used."""
     at = _places(layer, 1)
     part = Future(*(x[:, :, :, at] for x in layer.future))
-    return _relative(layer, part, reading.outputs[:, :, :, at], atoms)
-
-
-def difference(layer: Layer, atoms: Atoms) -> Tensor:
-    """The relative difference of the outputs on atoms from those on the prompt, (b, G, r), over all queries given."""
-    return _relative(layer, layer.future, read(layer).outputs, atoms)
-
-
-def _relative(layer: Layer, future: Future, wanted: Tensor, atoms: Atoms) -> Tensor:
-    _, _, found = _attend(layer, future, atoms.keys, atoms.values, atoms.log_weights)
+    _, _, found = _attend(layer, part, atoms.keys, atoms.values, atoms.log_weights)
+    wanted = reading.outputs[:, :, :, at]
     wrong, whole = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
     return wrong / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 

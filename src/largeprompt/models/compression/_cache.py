@@ -18,7 +18,6 @@ from ._atoms import (
     Atoms,
     Layer,
     choose,
-    difference,
     fitted,
     importance,
     read,
@@ -27,7 +26,7 @@ from ._atoms import (
     size,
     smallest,
 )
-from ._future import Segment, every, given, replayed
+from ._future import Segment, every, replayed
 from ._rotation import rotation_of
 from ._share import Goal, counts_of
 
@@ -42,7 +41,8 @@ class CompressedCache(Cache):
     How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average
     over layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read,
     and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
-    come rests on. With `check`, outputs of so many of the last queries are compared with those on all that was stored.
+    come rests on. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
+    how far their outputs are from those on it.
     The model's attention function is replaced by one that does the same as before with every other cache.
     """
 
@@ -70,7 +70,6 @@ class CompressedCache(Cache):
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
         self.errors: dict[int, Tensor] = {}
-        self.differences: dict[int, Tensor] = {}
         full = [kind == "full_attention" for kind in kinds]
         super().__init__(layers=[StoredLayer(queries) if each else DynamicSlidingWindowLayer(window) for each in full])
 
@@ -97,9 +96,8 @@ class CompressedCache(Cache):
             readings.append(read(problem))
             worth.append(importance(problem, readings[-1]))
             sizes.append(size(problem, readings[-1]))
-        if self.goal.tolerance is None:
-            seen = next(iter(ready.values())).seen
-            counts = counts_of(worth, sizes, min(self.goal.count(seen), worth[0].shape[-1]))
+        count = min(self.goal.count(next(iter(ready.values())).seen), worth[0].shape[-1])
+        counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
         for at, (i, layer) in enumerate(ready.items()):
             problem, reading = self._problem(layer), readings[at]
             sinks = min(SINKS, worth[at].shape[-1])
@@ -108,9 +106,7 @@ class CompressedCache(Cache):
             else:
                 atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks)
             self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
-            if self._check:
-                last = layer.segments()[-1].queries[:, :, -self._check :].float()
-                self.differences[i] = difference(problem._replace(future=given(last, problem.values)), atoms).flatten(1)
+            layer.checked = Check(problem, self._check) if self._check else None
             layer.replace(atoms)
 
     def _problem(self, layer: "StoredLayer") -> Layer:
@@ -127,9 +123,10 @@ class CompressedCache(Cache):
         """Numbers that are stored: keys, values and weights, of every layer and prompt."""
         return sum(layer.memory for layer in self.stored.values())
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens have been read."""
-        return self.layers[layer_idx].get_seq_length()
+    @property
+    def differences(self) -> dict[int, Tensor]:
+        """The measured relative errors of outputs in the residual stream, (b, H) of each layer; with `check` alone."""
+        return {i: layer.checked.relative for i, layer in self.stored.items() if layer.checked is not None}
 
 
 class StoredLayer(CacheLayerMixin):
@@ -138,12 +135,17 @@ class StoredLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
+    keys: Tensor  # (b, G, room, k)
+    values: Tensor  # (b, G, room, v)
+    bias: Tensor  # (b, G, 1, room): log-weights, 0 for tokens
+
     def __init__(self, queries: int):
         super().__init__()
         self._most = queries
         self._clear()
 
     def _clear(self) -> None:
+        self.checked: Check | None = None
         self.seen = self.used = self.atoms = 0
         self.hidden: Tensor | None = None
         self.module: nn.Module | None = None
@@ -258,7 +260,6 @@ class StoredLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self.is_initialized = False
-        self.keys = self.values = None
         self._clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -314,5 +315,45 @@ def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, sca
     if n > 1:
         later = torch.ones(n, used, dtype=torch.bool, device=query.device).triu(used - n + 1)
         bias = bias.masked_fill(later, -math.inf).repeat(1, 1, H // G, 1)
-    found = scaled_dot_product_attention(query.reshape(b, G, -1, k), key, value, attn_mask=bias, scale=scale)
+    grouped = query.reshape(b, G, -1, k)
+    found = scaled_dot_product_attention(grouped, key, value, attn_mask=bias, scale=scale)
+    if layer.checked is not None and layer.checked.left > 0:
+        new = slice(layer.atoms, None)
+        layer.checked.compare(found, grouped, key[:, :, new], value[:, :, new], bias[..., new], n)
     return found.reshape(b, H, n, -1).transpose(1, 2).contiguous()
+
+
+class Check:
+    """All that a layer stored before it was compressed, kept to compare outputs with those on it."""
+
+    def __init__(self, layer: Layer, tokens: int):
+        self._layer: Layer | None = layer
+        self.left = tokens
+        self._wrong = self._whole = torch.zeros((), device=layer.keys.device)
+
+    def compare(self, found: Tensor, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, n: int) -> None:
+        """Compare the outputs (b, G, r · n, v) of new queries with those on all that was stored and the tokens since."""
+        layer = self._layer
+        if layer is None:
+            return
+        (b, G, _, v), r = found.shape, layer.roots.shape[1]
+        whole, read = (
+            torch.cat([old, new.float()], dim=2) for old, new in ((layer.keys, keys), (layer.values, values))
+        )
+        old = layer.log_weights[:, :, None]
+        bias = bias.float().expand(b, G, bias.shape[2], -1)
+        bias = torch.cat([old.expand(b, G, bias.shape[2], -1), bias], dim=-1)
+        wanted = scaled_dot_product_attention(queries.float(), whole, read, attn_mask=bias, scale=layer.scale)
+        wrong, size = (x.reshape(b, G, r, n, v) @ layer.roots for x in (found.float() - wanted, wanted))
+        self._wrong, self._whole = (
+            total + x.square().sum(dim=(-1, -2)) for total, x in ((self._wrong, wrong), (self._whole, size))
+        )
+        self.left -= n
+        if self.left <= 0:
+            self._layer = None
+
+    @property
+    def relative(self) -> Tensor:
+        """The root mean square error over that of outputs, (b, H); of no shape before a token has come."""
+        ratio = (self._wrong / self._whole.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()
+        return ratio.flatten(1) if ratio.ndim else ratio
