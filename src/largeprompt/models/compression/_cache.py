@@ -71,7 +71,10 @@ class CompressedCache(Cache):
         self._model, self._rotate = model, rotation_of(model)
         self.errors: dict[int, Tensor] = {}
         full = [kind == "full_attention" for kind in kinds]
-        super().__init__(layers=[StoredLayer(queries) if each else DynamicSlidingWindowLayer(window) for each in full])
+        layers: list[Any] = [
+            StoredLayer(queries) if each else DynamicSlidingWindowLayer(int(window or 0)) for each in full
+        ]
+        super().__init__(layers=layers)
 
     @property
     def stored(self) -> "dict[int, StoredLayer]":
@@ -277,7 +280,8 @@ class StoredLayer(CacheLayerMixin):
     def _each(self, change: Any) -> None:
         if not self.is_initialized:
             return
-        self.keys, self.values, self.bias = change(self.keys), change(self.values), change(self.bias)
+        for name in ("keys", "values", "bias"):
+            setattr(self, name, change(getattr(self, name)))
         self.hidden = None if self.hidden is None else change(self.hidden)
         self._segments = [segment._replace(queries=change(segment.queries)) for segment in self.segments()]
 
@@ -332,7 +336,7 @@ class Check:
         self._wrong = self._whole = torch.zeros((), device=layer.keys.device)
 
     def compare(self, found: Tensor, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, n: int) -> None:
-        """Compare the outputs (b, G, r · n, v) of new queries with those on all that was stored and the tokens since."""
+        """Compare outputs (b, G, r · n, v) of new queries with those on all that was stored and the tokens since."""
         layer = self._layer
         if layer is None:
             return
