@@ -138,8 +138,8 @@ class StoredLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
-    keys: Tensor  # (b, G, room, k)
-    values: Tensor  # (b, G, room, v)
+    keys: Any  # (b, G, room, k)
+    values: Any  # (b, G, room, v)
     bias: Tensor  # (b, G, 1, room): log-weights, 0 for tokens
 
     def __init__(self, queries: int):
@@ -240,7 +240,8 @@ class StoredLayer(CacheLayerMixin):
     def replace(self, atoms: Atoms) -> None:
         """Store atoms in place of all tokens."""
         self.atoms = self.used = atoms.keys.shape[2]
-        self.keys, self.values = atoms.keys.to(self.dtype), atoms.values.to(self.dtype)
+        self.keys = atoms.keys.to(self.dtype)
+        self.values = atoms.values.to(self.dtype)
         self.bias = atoms.log_weights[:, :, None].to(self.dtype)
         self.hidden, self._segments, self._single = None, [], []
 
