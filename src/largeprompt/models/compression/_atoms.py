@@ -88,10 +88,11 @@ def _weights(layer: Layer, queries: Tensor, total: Tensor, atoms: Tensor, log_we
 
 
 def importance(layer: Layer, reading: Reading) -> Tensor:
-    """What each token is worth, (b, G, L): by how much the output moves without it, in the residual stream."""
+    """What each token is worth, (b, G, L): how far the output moves without it in the residual stream; −1 if hidden."""
     centre = reading.outputs.mean(dim=3, keepdim=True)
     moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
-    return (reading.mean_weights * moved).mean(dim=2)
+    worth = (reading.mean_weights * moved).mean(dim=2)
+    return worth.masked_fill(layer.log_weights == -math.inf, -1.0)
 
 
 def size(layer: Layer, reading: Reading) -> float:
@@ -114,8 +115,8 @@ def roots_of(projections: Tensor | None, future: Future) -> Tensor:
 
 def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
     """The places (b, G, count) of the tokens that are worth most, the first ones always among them."""
-    ranked = importance.clone()
-    ranked[..., :sinks] = math.inf
+    seen = importance >= 0  # at the left of a padded prompt are tokens that are hidden
+    ranked = importance.masked_fill(seen & (seen.cumsum(dim=-1) <= sinks), math.inf)
     return ranked.topk(count, dim=-1).indices.sort(dim=-1).values
 
 

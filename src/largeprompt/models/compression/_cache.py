@@ -167,6 +167,8 @@ class StoredLayer(CacheLayerMixin):
     @property
     def memory(self) -> int:
         """Numbers that are stored, the room to grow apart."""
+        if not self.is_initialized:
+            return 0
         b, G, _, k = self.keys.shape
         return b * G * (self.used * (k + self.values.shape[-1]) + self.atoms)
 
