@@ -103,7 +103,7 @@ class Effect(AbstractTable):
         return dataset("layer", self.layer, by_layer, {name: getattr(self, name) for name in facts})
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw, by layer, the share of tokens that is kept and the predicted error: the median head, up to the worst."""
+        """Draw by layer the share of tokens kept and the predicted error, from the median head to the largest."""
         ax, data = axes(ax), self.to_dataset()
         least = np.finfo(float).tiny  # a logarithmic axis has no zero
         middle, most = (np.maximum(data[name].values, least) for name in ("median_error", "largest_error"))
@@ -111,8 +111,8 @@ class Effect(AbstractTable):
         ax.plot(self.layer, middle, "s-", color=VERMILION, label="predicted relative error, median and largest head")
         ax.fill_between(self.layer, middle, most, color=VERMILION, alpha=0.2, linewidth=0)
         ax.set(yscale="log", xlabel="layer", title=f"{self.length} tokens, {self.goal}")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.legend(loc="best")
+        ax.locator_params(axis="x", integer=True)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
         return ax
 
 
@@ -159,7 +159,8 @@ def compression_effect(
             loss = _loss(_logits(model, ids[:, length:-1], ids.shape[1] - length - 1, cache), ids)
     finally:
         model.train(training)
-        model.set_attn_implementation(implementation)
+        if implementation is not None:
+            model.set_attn_implementation(implementation)
     return Effect(
         model=type(model).__name__,
         goal=", ".join(f"{name} {value:g}" for name, value in goal.items() if value is not None),
