@@ -54,7 +54,7 @@ def qwen():
 MODELS = {f.__name__: f for f in (llama, gpt2, mistral, qwen)}
 
 
-def made(name: str, spread: float = 4.0):
+def made(name: str, spread: float = 4.0) -> Any:
     """A random model whose attention is far from even."""
     torch.manual_seed(1)
     model = MODELS[name]()
@@ -106,7 +106,7 @@ def test_a_prompt_is_read_as_with_a_plain_cache(name, ids):
 
 def test_other_layers_than_those_of_full_attention_are_left_alone(ids):
     model = made("qwen")
-    cache = CompressedCache(model, tokens=8)
+    cache: Any = CompressedCache(model, tokens=8)
     continued(model, ids, 60, cache)
     assert list(cache.stored) == [0]
     assert cache.stored[0].atoms == 8
@@ -118,7 +118,7 @@ def test_other_layers_than_those_of_full_attention_are_left_alone(ids):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_what_is_kept_and_counted(name, ids):
     model = made(name)
-    cache = CompressedCache(model, keep=0.5)
+    cache: Any = CompressedCache(model, keep=0.5)
     model(ids[:, :60], past_key_values=cache)
     full = cache.memory
     G, k = cache.stored[0].keys.shape[1], cache.stored[0].keys.shape[3]
@@ -211,7 +211,7 @@ def test_the_first_tokens_of_padded_prompts_are_kept(ids):
     model = made("llama")
     both, mask = padded(ids[:, :40], 9)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
-    cache = CompressedCache(model, tokens=10)
+    cache: Any = CompressedCache(model, tokens=10)
     model(both, attention_mask=mask, position_ids=positions, past_key_values=cache)
     before = {i: layer.keys.clone() for i, layer in cache.stored.items()}
     cache.compress()
@@ -226,7 +226,7 @@ def test_the_first_tokens_of_padded_prompts_are_kept(ids):
 
 def test_half_precision_runs(ids):
     model = made("llama").bfloat16()
-    cache = CompressedCache(model, tokens=16, every=16)
+    cache: Any = CompressedCache(model, tokens=16, every=16)
     found = model.generate(ids, past_key_values=cache, max_new_tokens=40, min_new_tokens=40, do_sample=False)
     assert found.shape == (1, 130)
     assert cache.stored[0].keys.dtype == torch.bfloat16

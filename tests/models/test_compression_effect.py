@@ -20,7 +20,7 @@ def config():
 @pytest.fixture
 def model():
     torch.manual_seed(1)
-    found = LlamaForCausalLM(config())
+    found: Any = LlamaForCausalLM(config())
     with torch.no_grad():
         for layer in found.model.layers:  # so that attention is far from even, and counts
             for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.o_proj):
@@ -36,7 +36,7 @@ def ids():
 def test_losses_and_errors_are_those_of_the_cache(model, ids):
     found = compression_effect(model, ids, 60, tokens=12)
     with torch.no_grad():
-        losses = []
+        losses, errors = [], np.zeros(0)
         for cache in (DynamicCache(), CompressedCache(model.eval(), tokens=12)):
             model(ids[None, :60], past_key_values=cache)
             if isinstance(cache, CompressedCache):
@@ -78,8 +78,8 @@ def test_it_shows_as_sentences_a_table_and_a_picture(model, ids):
     with matplotlib.rc_context({"backend": "agg"}):
         ax = found.plot()
     kept, error = ax.get_lines()
-    np.testing.assert_allclose(kept.get_ydata(), found.atoms / 60)
-    np.testing.assert_allclose(error.get_ydata(), np.median(found.errors, axis=1))
+    np.testing.assert_allclose(np.asarray(kept.get_ydata()), found.atoms / 60)
+    np.testing.assert_allclose(np.asarray(error.get_ydata()), np.median(found.errors, axis=1))
     assert ax.get_xlabel() == "layer"
 
 
