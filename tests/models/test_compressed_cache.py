@@ -224,6 +224,25 @@ def test_the_first_tokens_of_padded_prompts_are_kept(ids):
     assert torch.isfinite(out).all()
 
 
+def test_padding_leaves_a_compression_as_good(ids):
+    """Of one prompt, without padding and with half as many tokens again."""
+    model, wrong, predicted = made("llama"), [], []
+    for by in (0, 45):
+        cache = CompressedCache(model, tokens=30)
+        mask = torch.cat([torch.zeros(1, by), torch.ones(1, 90)], dim=1).long()
+        both, positions = torch.cat([torch.full((1, by), 2), ids], dim=1), (mask.cumsum(1) - 1).clamp_min(0)
+        model(both, attention_mask=mask, position_ids=positions, past_key_values=cache)
+        cache.compress()
+        later = {"attention_mask": torch.ones(1, 110 + by), "position_ids": torch.arange(90, 110)[None]}
+        found = model(ids[:, :20], past_key_values=cache, **later).logits
+        expected = model(torch.cat([ids, ids[:, :20]], dim=1)).logits[:, 90:]
+        wrong.append(float((found - expected).norm() / expected.norm()))
+        predicted.append(torch.cat(list(cache.errors.values())))
+    assert wrong[1] < 1.3 * wrong[0]
+    assert torch.allclose(predicted[1], predicted[0], rtol=0.5)
+    assert 0.8 < float(predicted[1].mean() / predicted[0].mean()) < 1.25
+
+
 def test_half_precision_runs(ids):
     model = made("llama").bfloat16()
     cache: Any = CompressedCache(model, tokens=16, every=16)

@@ -89,7 +89,8 @@ def _weights(layer: Layer, queries: Tensor, total: Tensor, atoms: Tensor, log_we
 
 def importance(layer: Layer, reading: Reading) -> Tensor:
     """What each token is worth, (b, G, L): how far the output moves without it in the residual stream; −1 if hidden."""
-    centre = reading.outputs.mean(dim=3, keepdim=True)
+    real = (reading.outputs != 0).any(dim=-1, keepdim=True)  # not the query of a hidden token
+    centre = reading.outputs.sum(dim=3, keepdim=True) / real.sum(dim=3, keepdim=True).clamp_min(1)
     moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
     worth = (reading.mean_weights * moved).mean(dim=2)
     return worth.masked_fill(layer.log_weights == -math.inf, -1.0)
@@ -130,7 +131,8 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     since = torch.exp(part.log_mass - total)
     wanted = reading.outputs[:, :, :, at] - since[..., None] * part.output  # Σ over all tokens of x v
     share = (1 - since)[..., None]  # Σ over all tokens of x
-    centre = layer.values.mean(dim=2, keepdim=True)
+    seen = layer.log_weights[..., None] > -math.inf
+    centre = (layer.values * seen).sum(dim=2, keepdim=True) / seen.sum(dim=2, keepdim=True).clamp_min(1)
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
     plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
     moved = plain + _ridge(X, target - X @ plain)
