@@ -282,8 +282,8 @@ def smooth(seed: int, L: int = 120, n: int = 160, k: int = 6, v: int = 5) -> Lay
     t = torch.linspace(0, 6, L)[:, None]
     keys = torch.cos(t * torch.rand(k) * 2 + 6 * torch.rand(k)) + 0.1 * torch.randn(L, k)
     values = torch.sin(t * torch.rand(v) * 2 + 6 * torch.rand(v)) + 0.1 * torch.randn(L, v)
-    future = given(torch.randn(1, 1, n, k), 1, v)
     roots = torch.randn(1, 1, v, v)
+    future = given(torch.randn(1, 1, n, k), values[None, None])
     return Layer(keys[None, None], values[None, None], torch.zeros(1, 1, L), 0.7, future, roots)
 
 
@@ -344,7 +344,7 @@ def test_fitted_atoms_are_nearer_than_the_same_tokens_on_queries_not_seen(seed):
     layer = smooth(seed)
     reading = read(layer)
     kept = choose(importance(layer, reading), 24, 4)
-    other = layer._replace(future=given(torch.randn(1, 1, 400, 6), 1, 5))
+    other = layer._replace(future=given(torch.randn(1, 1, 400, 6), layer.values))
     _, expected = plain(other)
     wrong, predicted = [], []
     for atoms in (fitted(layer, reading, kept), taken(layer, kept)):
@@ -358,21 +358,28 @@ def test_fitted_atoms_are_nearer_than_the_same_tokens_on_queries_not_seen(seed):
 
 
 def test_importance_ranks_tokens_as_leaving_them_out_does():
-    layer = smooth(2, L=14)
-    torch.manual_seed(0)
-    layer = layer._replace(values=layer.values * torch.rand(14, 1) * 3, log_weights=torch.randn(1, 1, 14))
-    found = importance(layer, read(layer))[0, 0].numpy()
-    _, whole = plain(layer)
-    root = np.asarray(layer.roots[0, 0], float)
-    left_out = []
-    for i in range(14):
-        others = torch.arange(14) != i
-        _, without = plain(layer, layer.keys[:, :, others], layer.values[:, :, others], layer.log_weights[:, :, others])
-        left_out.append(np.linalg.norm((without - whole) @ root, axis=1).mean())
-    left_out = np.array(left_out)
-    clearly = left_out[:, None] > 2 * left_out[None]
-    assert clearly.sum() > 20
-    assert np.all((found[:, None] > found[None])[clearly])
+    """A product of means in place of a mean of products: nearly all pairs that differ by 2 are in order, not every one.
+
+    Over 60 other draws 0.4 % of such pairs were not; by mean weights alone it is more than 5 %.
+    """
+    wrong = by_weight = pairs = 0
+    for seed in range(20):
+        layer = smooth(seed, L=14)
+        layer = layer._replace(values=layer.values * torch.rand(14, 1) * 3, log_weights=torch.randn(1, 1, 14))
+        found = importance(layer, read(layer))[0, 0].numpy()
+        (weights, whole), root = plain(layer), np.asarray(layer.roots[0, 0], float)
+        moved = np.zeros(14)
+        for i in range(14):
+            others = torch.arange(14) != i
+            _, without = plain(layer, *(x[:, :, others] for x in (layer.keys, layer.values, layer.log_weights)))
+            moved[i] = np.linalg.norm((without - whole) @ root, axis=1).mean()
+        clearly = moved[:, None] > 2 * moved
+        pairs += clearly.sum()
+        wrong += (found[:, None] <= found)[clearly].sum()
+        by_weight += (weights.mean(axis=0)[:, None] <= weights.mean(axis=0))[clearly].sum()
+    assert pairs > 500
+    assert wrong < 0.02 * pairs
+    assert by_weight > 0.05 * pairs  # so that the test can fail
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -406,7 +413,8 @@ def test_bad_input_is_refused_in_a_line():
         ("tokens is 9.5; it must be a whole number", {"tokens": 9.5}),
         ("tokens is True; it must be a number", {"tokens": True}),
         ("every is 0; it must be", {"keep": 0.5, "every": 0}),
-        ("queries is 0; it must be", {"keep": 0.5, "queries": 0}),
+        ("queries is 1; it must be at least 2", {"keep": 0.5, "queries": 1}),
+        ("check is -1; it must be at least 0", {"keep": 0.5, "check": -1}),
     ]
     for message, options in cases:
         with pytest.raises(ValueError, match=message) as error:

@@ -17,10 +17,12 @@ from .report import write_report as write_report
 # Imported on first use, by `__getattr__`: they need PyTorch and transformers, which the rest does not.
 if TYPE_CHECKING:
     from .compression import CompressedCache as CompressedCache
+    from .compression import CompressedHead as CompressedHead
     from .compression import Effect as Effect
+    from .compression import compress as compress
     from .compression import compression_effect as compression_effect
 
-_COMPRESSION = ("CompressedCache", "Effect", "compression_effect")
+_COMPRESSION = ("CompressedCache", "CompressedHead", "Effect", "compress", "compression_effect")
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of these

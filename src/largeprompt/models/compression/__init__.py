@@ -1,7 +1,7 @@
 """A long prompt as a short measure: keys and values of a network compressed."""
 
 from ._cache import CompressedCache as CompressedCache
-from ._compress import Compression as Compression
+from ._compress import CompressedHead as CompressedHead
 from ._compress import compress as compress
 from ._effect import Effect as Effect
 from ._effect import compression_effect as compression_effect
