@@ -41,7 +41,7 @@ def save(model, folder):
 def home(tmp_path_factory):
     """Folders of small random models: decoders with and without windows, without a head, and encoders."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    home = tmp_path_factory.mktemp("models")
+    home = tmp_path_factory.mktemp("networks")
     torch.manual_seed(0)
     grouped = {**SIZES, "num_key_value_heads": 2}
     t5: Any = {"vocab_size": 41, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -95,7 +95,7 @@ def test_losses_memory_and_errors_are_measured(command, home, text):
     assert {part: numbers[part] for part in kept} == kept
     settings, rows = numbers["settings"], numbers["rows"]
     assert (settings["length"], settings["continuation"], settings["goal"]) == (60, 20, "keep 0.25")
-    assert settings["model"] == "models0/llama (LlamaForCausalLM)"
+    assert settings["model"] == f"{home.name}/llama (LlamaForCausalLM)"
     assert settings["text"] == text
     assert [row["layer"] for row in rows] == [0, 1]
     assert sum(row["atoms"] for row in rows) == 2 * 15
