@@ -44,9 +44,11 @@ def test_losses_and_errors_are_those_of_the_cache(model, ids):
                 errors = np.concatenate([each.numpy() for each in cache.errors.values()])
             one_by_one = [model(ids[None, i : i + 1], past_key_values=cache).logits[0, 0] for i in range(60, 79)]
             log_p = torch.stack(one_by_one).double().log_softmax(dim=-1)
-            losses.append(-float(log_p[torch.arange(19), ids[61:]].mean()))
-    assert [found.loss_before, found.loss_after] == pytest.approx(losses, abs=1e-5)
-    assert abs(losses[1] - losses[0]) > 1e-4  # else nothing is seen of the compression
+            losses.append(-log_p[torch.arange(19), ids[61:]].numpy())
+    assert [found.loss_before, found.loss_after] == pytest.approx(np.mean(losses, axis=1), abs=1e-5)
+    change = losses[1] - losses[0]
+    assert found.loss_change_stderr == pytest.approx(np.std(change) / 19**0.5, rel=1e-2)
+    assert np.abs(change).mean() > 1e-4  # else nothing is seen of the compression
     np.testing.assert_allclose(found.errors, errors, rtol=1e-4)
     assert found.atoms.sum() == 24
     assert found.memory_share == (2 * 12 * 2 * 17) / (2 * 60 * 2 * 16)

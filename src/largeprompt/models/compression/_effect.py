@@ -31,6 +31,7 @@ _FEW = 8  # tokens on which a model is seen to be causal
 class Effect(AbstractTable):
     """A prompt compressed: the mean loss in nats of the tokens after it, on the full cache and on the compressed one.
 
+    `loss_change_stderr` is the standard error of their difference, over tokens taken as independent.
     `memory_before` and `memory_after` are numbers stored, in the layers that have a window too. `atoms` are the tokens
     that stand for the prompt in each layer that is compressed, `errors` the predicted relative errors of the outputs of
     its heads.
@@ -42,6 +43,7 @@ class Effect(AbstractTable):
     continuation: int = eqx.field(static=True)
     loss_before: float
     loss_after: float
+    loss_change_stderr: float
     memory_before: int
     memory_after: int
     seconds_to_read: float
@@ -75,7 +77,8 @@ class Effect(AbstractTable):
         """What a person should know, in a few sentences."""
         return [
             f"The loss of what follows ({self.continuation - 1:,} tokens) goes from {self.loss_before:.4f} to "
-            f"{self.loss_after:.4f} nats a token: {self.loss_change:+.4f}.",
+            f"{self.loss_after:.4f} nats a token: {self.loss_change:+.4f} ± "
+            f"{self.loss_change_stderr:.4f} (standard error).",
             f"The cache of {self.length:,} tokens takes {100 * self.memory_share:.1f} % of its memory: "
             f"{self.memory_after:,} numbers in place of {self.memory_before:,}.",
             f"Predicted relative error of a head's output: {self.median_error:.2g} in the median, "
@@ -91,6 +94,7 @@ class Effect(AbstractTable):
         """Atoms and predicted errors by layer; all other numbers are attributes."""
         facts = (
             *("model", "goal", "length", "continuation", "loss_before", "loss_after", "loss_change"),
+            "loss_change_stderr",
             *("memory_before", "memory_after", "memory_share", "seconds_to_read", "seconds_to_compress"),
             *("median_error", "largest_error"),
         )
@@ -146,7 +150,7 @@ def compression_effect(
         with torch.no_grad(), progress.task(_TASK, 4) as advance:
             cache = CompressedCache(model, **goal, queries=queries)  # pyright: ignore[reportArgumentType]
             _check_causal(model, ids)
-            before = _loss(_logits(model, ids[:, :-1], ids.shape[1] - length - 1), ids)
+            full_losses = _losses(_logits(model, ids[:, :-1], ids.shape[1] - length - 1), ids)
             advance(1, "reading the prompt")
             read, _ = _timed(lambda: _logits(model, ids[:, :length], 1, cache), model)
             if not all(layer.is_initialized for layer in cache.stored.values()):
@@ -154,9 +158,9 @@ def compression_effect(
             memory = _memory(cache)
             advance(1, "compressing")
             compressed, _ = _timed(cache.compress, model)
-            after = _memory(cache)
+            smaller = _memory(cache)
             advance(1, "reading what follows")
-            loss = _loss(_logits(model, ids[:, length:-1], ids.shape[1] - length - 1, cache), ids)
+            compressed_losses = _losses(_logits(model, ids[:, length:-1], ids.shape[1] - length - 1, cache), ids)
     finally:
         model.train(training)
         if implementation is not None:
@@ -166,10 +170,11 @@ def compression_effect(
         goal=", ".join(f"{name} {value:g}" for name, value in goal.items() if value is not None),
         length=length,
         continuation=ids.shape[1] - length,
-        loss_before=before,
-        loss_after=loss,
+        loss_before=float(full_losses.mean()),
+        loss_after=float(compressed_losses.mean()),
+        loss_change_stderr=float((compressed_losses - full_losses).std(correction=0)) / math.sqrt(len(full_losses)),
         memory_before=memory,
-        memory_after=after,
+        memory_after=smaller,
         seconds_to_read=read,
         seconds_to_compress=compressed,
         layer=np.array(list(cache.stored)),
@@ -207,11 +212,11 @@ def _logits(model: PreTrainedModel, ids: Tensor, last: int, cache: CompressedCac
     return model(ids, past_key_values=cache, use_cache=cache is not None, **options).logits[:, -last:]
 
 
-def _loss(logits: Tensor, ids: Tensor) -> float:
-    """The mean loss of the last tokens, each predicted from those before it."""
-    found = float(cross_entropy(logits[0].float(), ids[0, -logits.shape[1] :]))
-    if not math.isfinite(found):
-        raise ValueError(f"the loss is {found}; the model must give finite logits on this text")
+def _losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """The losses of the last tokens, each predicted from those before it."""
+    found = cross_entropy(logits[0].float(), ids[0, -logits.shape[1] :], reduction="none").double()
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError(f"the loss is {float(found.mean())}; the model must give finite logits on this text")
     return found
 
 
