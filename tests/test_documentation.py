@@ -75,7 +75,7 @@ def test_every_public_name_is_in_the_reference(package):
     pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     listed = re.findall(rf"^::: largeprompt\.{package}\.(\w+)$", pages, re.M)
     tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text())
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     assert sorted(listed) == sorted(alias.asname for node in imports for alias in node.names if alias.asname)
 
 

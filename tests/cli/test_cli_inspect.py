@@ -195,7 +195,7 @@ def test_prompts_that_do_not_fit_are_refused(command, models, text):
     for message, *arguments in (
         ("the text has 100 tokens; --length 1024 needs 1024", "--text", text),
         ("the text has 100 tokens; --length 64 needs 2 × 64", "--text", text, "--length", "64", "--verify"),
-        ("--length is 80; " + llama + " has positions for 64 tokens", "--text", text, "--length", "80"),
+        ("--length 80 asks for 80 tokens; " + llama + " has positions for 64", "--text", text, "--length", "80"),
         ("bytes.txt is not text in UTF-8: byte 3 is 0xff", "--text", "bytes.txt"),
         ("a token is 59; " + llama + " has tokens 0 to 42", "--tokens", "large.npy", "--length", "60"),
         ("they must be whole numbers", "--tokens", "real.npy", "--length", "40"),

@@ -1,5 +1,6 @@
 """What the heads of a network do with a prompt: a page, numbers, and a few sentences."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,11 +59,11 @@ def inspect(
         else _of_model(model, text, tokens, length, unseen, verify, queries)
     )
     with interrupts.raised():
-        write_report(found, out, title=f"The heads of {_name(model)}")
+        write_report(found, out, title=f"The heads of {name_of(model)}")
     print_result(as_json, numbers_of(found), _lines(found), [out / name for name in FILES], width=120)
 
 
-def _name(model: str) -> str:
+def name_of(model: str) -> str:
     """A model's name for people: the file, the folder with the one around it, or the name on the hub."""
     path = Path(model).expanduser()
     return path.name if path.is_file() else "/".join((path.resolve() if path.exists() else path).parts[-2:])
@@ -75,7 +76,7 @@ def _of_arrays(model: str, unseen: Path | None, queries: int) -> "Inspection":
     calls = calls_from(model, queries)
     other = None if unseen is None else calls_from(unseen, 1)
     with View() as view:
-        return inspect_calls(calls, unseen=other, progress=view, model=_name(model), queries=queries)
+        return inspect_calls(calls, unseen=other, progress=view, model=name_of(model), queries=queries)
 
 
 def _of_model(
@@ -92,37 +93,41 @@ def _of_model(
     network, tokenizer = _load.load(model)
 
     def prompt(source: Any, part: int = 0) -> tuple[Any, list[str] | None]:
-        """Ids and words of a text, or of ids themselves."""
-        if isinstance(source, str):
-            if tokenizer is None:
-                raise ValueError(
-                    f"{model} has no tokenizer that transformers knows; give token ids by --tokens FILE.npy"
-                )
-            return _load.encode(tokenizer, source, length, part)
-        if len(source) < (part + 1) * length:
-            raise ValueError(f"there are {len(source)} tokens; --length {length} needs {(part + 1) * length}")
-        return source[part * length : (part + 1) * length], None
+        return _load.prompt(model, tokenizer, source, length, part)
 
     first, words = prompt(given if ids is None else ids)
     pool = prompt(given if ids is None else ids, 1)[0] if verify else None if other is None else prompt(other)[0]
     for each in (first, pool):
         if each is not None:
             _load.check_tokens(model, network, each)
+    if words is not None:
+        remark_unknown(tokenizer, first)
+    with running(model) as view:
+        found = models.inspect(network, first, unseen=pool, queries=queries, words=words, progress=view)
+    source = text if text is not None else tokens
+    facts = {"model": f"{name_of(model)} ({type(network).__name__})", "text": source.name if source else ""}
+    return dataclasses.replace(found, data=found.data.assign_attrs(facts))
+
+
+def remark_unknown(tokenizer: Any, ids: Any) -> None:
+    """A remark where many tokens of a text are unknown to the tokenizer."""
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if words is not None and (first == unknown).mean() > 0.1:
-        remark(
-            f"{(first == unknown).sum()} of {len(first)} tokens are unknown to the tokenizer; is the text of its kind?"
-        )
+    if (ids == unknown).mean() > 0.1:
+        remark(f"{(ids == unknown).sum()} of {len(ids)} tokens are unknown to the tokenizer; is the text of its kind?")
+
+
+@contextlib.contextmanager
+def running(model: str) -> Iterator[View]:
+    """A view of what is done with a model; whatever its own code raises is refused in one line."""
+    from largeprompt.models import _load
+
     try:
         with _load.quiet(), View() as view:
-            found = models.inspect(network, first, unseen=pool, queries=queries, words=words, progress=view)
+            yield view
     except (ValueError, OSError, MemoryError):
         raise
     except Exception as error:  # of any kind: it is the model's own code that runs here
         raise ValueError(f"{model} did not run on these tokens ({type(error).__name__}: {error})") from error
-    source = text if text is not None else tokens
-    facts = {"model": f"{_name(model)} ({type(network).__name__})", "text": source.name if source else ""}
-    return dataclasses.replace(found, data=found.data.assign_attrs(facts))
 
 
 def _lines(found: "Inspection") -> Iterator[Any]:

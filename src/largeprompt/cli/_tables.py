@@ -342,3 +342,15 @@ def inspection_table(data: xr.Dataset) -> Table:
     return _table(
         "Medians over heads, and heads in each regime", (*headings, *regimes), map(cells, data["layer"].values)
     )
+
+
+def compression_table(data: xr.Dataset) -> Table:
+    """A line for each layer that is compressed: tokens kept, and the predicted relative errors of its heads."""
+    length = data.attrs["length"]
+    columns = (data[name].values for name in ("layer", "atoms", "median_error", "largest_error"))
+    rows = (
+        [str(layer), f"{atoms:,}", f"{100 * atoms / length:.1f} %", f"{median:.2g}", f"{largest:.2g}"]
+        for layer, atoms, median, largest in zip(*columns, strict=True)
+    )
+    headings = ("layer", f"kept of {length:,}", "share", "median error", "largest error")
+    return _table("Tokens kept, and predicted relative errors of heads", headings, rows)

@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-_INSTALL = 'models need PyTorch and transformers; `pip install "largeprompt[models]"` installs them'
+INSTALL = 'models need PyTorch and transformers; `pip install "largeprompt[models]"` installs them'
 
 
-def load(model: str) -> tuple[Any, Any]:
+def load(model: str, *, causal: bool = False) -> tuple[Any, Any]:
     """A transformers model in float32 and its tokenizer, or None where there is none that transformers knows.
 
-    `model` is a folder, a GGUF file or a name on the model hub. No code that comes with a model is run.
+    `model` is a folder, a GGUF file or a name on the model hub; with `causal`, it must predict the next token, and
+    comes with the head that does so. No code that comes with a model is run.
     """
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # where bars go that cannot be turned off
         try:
             import torch
             import transformers
         except ImportError as error:
-            raise ValueError(f"{model}: {_INSTALL} ({error})") from None
+            raise ValueError(f"{model}: {INSTALL} ({error})") from None
         place, options = _place(model)
         options |= {"trust_remote_code": False}
         config = _read(model, transformers.AutoConfig, place, **options)
@@ -37,7 +38,8 @@ def load(model: str) -> tuple[Any, Any]:
                 "inspect its encoder in Python with largeprompt.models.inspect"
             )
         own = {"dtype": torch.float32, "weights_only": True, "output_loading_info": True}
-        network, found = _read(model, transformers.AutoModel, place, **options, **own)
+        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+        network, found = _read(model, kind, place, **options, **own)
         _check(model, network, found["missing_keys"])
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
@@ -123,10 +125,12 @@ def _reason(model: str, place: str, error: Exception) -> str:
     said = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in said:
         return "it needs code that comes with it, which is never run; give a model that transformers itself has"
+    if "for this kind of AutoModel" in said:
+        return "it is of a kind that has no language-model head; give a model that predicts the next token"
     if "does not recognize this architecture" in said or "Unrecognized model" in said or "not supported yet" in said:
         return f"its architecture is not one that this version of transformers knows: {said[:160]}"
     if isinstance(error, ImportError):
-        return f"{said[:160]}; {_INSTALL}"
+        return f"{said[:160]}; {INSTALL}"
     if not Path(place).exists():
         return (
             "it is no folder or file here, and no model of this name could be fetched from the hub; is there a network?"
@@ -142,18 +146,37 @@ def _check(model: str, network: Any, missing: Any) -> None:
     absent = [name for name in names if name in set(missing)]
     if 2 * len(absent) > len(names):
         raise ValueError(f"{model} has no weights for {len(absent)} of {len(names)} parameters, such as {absent[0]}")
+    head = [name for name in absent if not name.startswith(f"{network.base_model_prefix}.")]
+    if head and network.base_model is not network:
+        raise ValueError(
+            f"{model} has no language-model head (no weights for {head[0]}); give a model that predicts the next token"
+        )
     for name, values in network.named_parameters():
         if not bool(torch.isfinite(values).all()):
             raise ValueError(f"{model}: the weight {name} is not finite everywhere; inspect a model whose weights are")
 
 
-def encode(tokenizer: Any, text: str, length: int, part: int = 0) -> tuple[np.ndarray, list[str]]:
-    """Ids and words of a prompt of `length` tokens: this part of a text, between the tokenizer's special tokens."""
+def prompt(
+    model: str, tokenizer: Any, source: str | np.ndarray, length: int, part: int = 0, *, asked: str | None = None
+) -> tuple[np.ndarray, list[str] | None]:
+    """Ids and words of `length` tokens of a text, or of ids themselves; `asked` is how a user asked for so many."""
+    asked = asked or f"--length {length}"
+    if isinstance(source, str):
+        if tokenizer is None:
+            raise ValueError(f"{model} has no tokenizer that transformers knows; give token ids in FILE.npy")
+        return _encode(tokenizer, source, length, part, asked)
+    if len(source) < (part + 1) * length:
+        raise ValueError(f"there are {len(source)} tokens; {asked} needs {(part + 1) * length}")
+    return source[part * length : (part + 1) * length], None
+
+
+def _encode(tokenizer: Any, text: str, length: int, part: int, asked: str) -> tuple[np.ndarray, list[str]]:
+    """Ids and words of this part of a text, between the tokenizer's special tokens."""
     with quiet():
         before, after = _special(tokenizer)
         body = length - len(before) - len(after)
         if body < 1:
-            raise ValueError(f"--length is {length}; it must be at least {length - body + 1} for this tokenizer")
+            raise ValueError(f"{asked} is too short; this tokenizer needs at least {length - body + 1} tokens")
         wanted = (part + 1) * body
         for characters in (32 * wanted, len(text)):  # a long text is not read to its end
             ids = tokenizer(text[:characters], add_special_tokens=False)["input_ids"]
@@ -162,8 +185,8 @@ def encode(tokenizer: Any, text: str, length: int, part: int = 0) -> tuple[np.nd
         if len(ids) < wanted:
             need = f"{part + 1} × {body}" if part else f"{body}"
             raise ValueError(
-                f"the text has {len(ids)} tokens; --length {length} needs {need}, so give a longer text or a --length "
-                f"of at most {len(ids) // (part + 1) + length - body}"
+                f"the text has {len(ids)} tokens; {asked} needs {need}, so give a longer text "
+                f"or ask for at most {len(ids) // (part + 1) + length - body}"
             )
         chosen = [*before, *ids[part * body : wanted], *after]
         pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(chosen)]
@@ -186,8 +209,8 @@ def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def check_tokens(model: str, network: Any, ids: np.ndarray) -> None:
-    """Refuse tokens that a network has no embedding for, or more than it has positions."""
+def check_tokens(model: str, network: Any, ids: np.ndarray, asked: str | None = None) -> None:
+    """Refuse tokens that a network has no embedding for, or more than it has positions; `asked` as for `prompt`."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) < 2:
         raise ValueError(
             f"tokens have shape {ids.shape} and type {ids.dtype}; they must be whole numbers, one after another"
@@ -195,7 +218,9 @@ def check_tokens(model: str, network: Any, ids: np.ndarray) -> None:
     config = getattr(network, "config", None)
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and len(ids) > most > 0:
-        raise ValueError(f"--length is {len(ids)}; {model} has positions for {most} tokens")
+        raise ValueError(
+            f"{asked or f'--length {len(ids)}'} asks for {len(ids)} tokens; {model} has positions for {most}"
+        )
     try:
         size = network.get_input_embeddings().num_embeddings
     except (AttributeError, NotImplementedError):

@@ -3,3 +3,6 @@
 from ._cache import CompressedCache as CompressedCache
 from ._compress import CompressedHead as CompressedHead
 from ._compress import compress as compress
+from ._effect import Effect as Effect
+from ._effect import compression_effect as compression_effect
+from ._share import Goal as Goal

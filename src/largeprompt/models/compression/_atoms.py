@@ -88,10 +88,12 @@ def _weights(layer: Layer, queries: Tensor, total: Tensor, atoms: Tensor, log_we
 
 
 def importance(layer: Layer, reading: Reading) -> Tensor:
-    """What each token is worth, (b, G, L): by how much the output moves without it, in the residual stream."""
-    centre = reading.outputs.mean(dim=3, keepdim=True)
+    """What each token is worth, (b, G, L): how far the output moves without it in the residual stream; −1 if hidden."""
+    real = (reading.outputs != 0).any(dim=-1, keepdim=True)  # not the query of a hidden token
+    centre = reading.outputs.sum(dim=3, keepdim=True) / real.sum(dim=3, keepdim=True).clamp_min(1)
     moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
-    return (reading.mean_weights * moved).mean(dim=2)
+    worth = (reading.mean_weights * moved).mean(dim=2)
+    return worth.masked_fill(layer.log_weights == -math.inf, -1.0)
 
 
 def size(layer: Layer, reading: Reading) -> float:
@@ -114,8 +116,8 @@ def roots_of(projections: Tensor | None, future: Future) -> Tensor:
 
 def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
     """The places (b, G, count) of the tokens that are worth most, the first ones always among them."""
-    ranked = importance.clone()
-    ranked[..., :sinks] = math.inf
+    seen = importance >= 0  # at the left of a padded prompt are tokens that are hidden
+    ranked = importance.masked_fill(seen & (seen.cumsum(dim=-1) <= sinks), math.inf)
     return ranked.topk(count, dim=-1).indices.sort(dim=-1).values
 
 
@@ -129,7 +131,8 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     since = torch.exp(part.log_mass - total)
     wanted = reading.outputs[:, :, :, at] - since[..., None] * part.output  # Σ over all tokens of x v
     share = (1 - since)[..., None]  # Σ over all tokens of x
-    centre = layer.values.mean(dim=2, keepdim=True)
+    seen = layer.log_weights[..., None] > -math.inf
+    centre = (layer.values * seen).sum(dim=2, keepdim=True) / seen.sum(dim=2, keepdim=True).clamp_min(1)
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
     plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
     moved = plain + _ridge(X, target - X @ plain)

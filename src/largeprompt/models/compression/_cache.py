@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -59,22 +59,19 @@ class CompressedCache(Cache):
     ):
         self.goal = Goal(keep, tokens, tolerance)
         self.every = checks.count("every", every)
-        queries, self._check = checks.count("queries", queries), checks.count("check", check, at_least=0)
-        config = model.config.get_text_config(decoder=True)
-        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-        window = getattr(config, "sliding_window", None)
-        if "full_attention" not in kinds:
+        queries, self._check = checks.count("queries", queries, at_least=2), checks.count("check", check, at_least=0)
+        layers = DynamicCache(config=model.config).layers  # transformers knows which of them have a window
+        whole = [type(layer) is DynamicLayer for layer in layers]
+        if not any(whole):
             raise ValueError(
-                f"{type(model).__name__} has no layer that reads its whole prompt, only {', '.join(sorted(set(kinds)))}"
+                f"no layer of {type(model).__name__} reads its whole prompt, so there is nothing to compress; "
+                "give a model with layers of full attention"
             )
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
         self.errors: dict[int, Tensor] = {}
-        full = [kind == "full_attention" for kind in kinds]
-        layers: list[Any] = [
-            StoredLayer(queries) if each else DynamicSlidingWindowLayer(int(window or 0)) for each in full
-        ]
-        super().__init__(layers=layers)
+        stored: list[Any] = [StoredLayer(queries) if each else layer for each, layer in zip(whole, layers, strict=True)]
+        super().__init__(layers=stored)
 
     @property
     def stored(self) -> "dict[int, StoredLayer]":
@@ -170,6 +167,8 @@ class StoredLayer(CacheLayerMixin):
     @property
     def memory(self) -> int:
         """Numbers that are stored, the room to grow apart."""
+        if not self.is_initialized:
+            return 0
         b, G, _, k = self.keys.shape
         return b * G * (self.used * (k + self.values.shape[-1]) + self.atoms)
 

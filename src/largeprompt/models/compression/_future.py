@@ -31,7 +31,7 @@ class Future(NamedTuple):
 
     queries: Tensor  # (b, G, r, n, k)
     log_mass: Tensor  # (b, G, r, n): log Σ exp(score) of the tokens read since; −∞ where there is none
-    output: Tensor  # (b, G, r, n, v): their own output
+    output: Tensor  # (b, G, r, n, v): their own output; 0 for the query of a hidden token
 
 
 def every(tokens: int, most: int) -> int:
@@ -85,6 +85,7 @@ def _replayed(segment, keys, values, hidden, scale, stop, rotate) -> Future:
         nothing = torch.take_along_dim(away, at.reshape(1, 1, 1, 1, n, 1), dim=-1)  # the query is a hidden token's own
         scores = torch.where(nothing, _NOTHING, scores)
     log_mass, output = torch.logsumexp(scores, dim=-1), torch.softmax(scores, dim=-1) @ since
+    output = output.masked_fill((log_mass > _NOTHING / 2)[..., None], 0.0)
     if rotate is not None:
         queries = rotate(queries, keys.shape[2] - begin - length * torch.arange(pieces, device=keys.device))
     shape = (b, G, H // G, pieces * n)
