@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import numpy as np
-
 from presses import OURS as OUR_PRESS
 
 OURS, FULL = "CompressedCache", "full"
 CLAIMS = {0.5: 0.4, 0.75: 0.5, 0.9: 0.6}
 RESAMPLES = 4000
+_FEWEST = 8  # texts that settle a claim
 
 
 def mean(values: Iterable[float]) -> tuple[float, float]:
@@ -58,7 +58,7 @@ def tables(rows: list[dict]) -> str:
 
 
 def _grid(title: str, rows: list[dict], value: Callable, shown: Callable) -> str:
-    """Methods down, shares removed across; the best of the first share comes first."""
+    """Methods down, shares removed across."""
     cells = defaultdict(list)
     for row in rows:
         cells[row["method"], row["removed"]].append(value(row))
@@ -89,9 +89,15 @@ def _ratios(rows: list[dict], what: str) -> str:
         found, low, high = ratio(np.array(list(own.values())), whole[best])
         claim = f"at most {CLAIMS[share]}" if what == "change" and share in CLAIMS else ""
         if claim:
-            claim += ": holds" if high <= CLAIMS[share] else ": fails" if low > CLAIMS[share] else ": not settled"
+            claim += f": {_verdict(CLAIMS[share], low, high, len(own))}"
         lines.append(f"| {100 * share:g} % | {best} | {found:.3f} | {low:.3f} to {high:.3f} | {claim} |")
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _verdict(claim: float, low: float, high: float, count: int) -> str:
+    if count < _FEWEST or low <= claim < high:
+        return "not settled"
+    return "holds" if high <= claim else "fails"
 
 
 def _generation(rows: list[dict]) -> str:
