@@ -1,4 +1,4 @@
-"""Claims: the change of loss is at most 0.4, 0.5 and 0.6 of the best press's at 50, 75 and 90 % removed, at equal memory.
+"""Claims: at equal memory the loss changes by at most 0.4, 0.5, 0.6 of the best press's at 50, 75, 90 % removed.
 
 Compared are `CompressedCache` and the presses of kvpress (scorers that need no training), on SmolLM2-135M and texts of
 many kinds, none of which the method was developed on. Also measured: the divergence of next-token laws from those with

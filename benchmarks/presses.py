@@ -25,7 +25,7 @@ def presses() -> dict[str, Callable[[float], Any]]:
         return lambda ratio: press(compression_ratio=ratio)
 
     def ours(ratio: float) -> Any:
-        from largeprompt.models.compression._press import MeasurePress
+        from largeprompt.models.compression import MeasurePress
 
         return MeasurePress(ratio)
 

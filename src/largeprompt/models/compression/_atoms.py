@@ -111,6 +111,15 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     return Atoms(keys, stands, log_weights + weight[..., 0].log(), kept)
 
 
+def revalued(layer: Layer, reading: Reading, keys: Tensor, values: Tensor) -> Tensor:
+    """Values near these that give keys (b, G, m, k) of weight 1 the outputs of the whole prompt."""
+    at = _places(layer, 0)
+    part = Future(*(x[:, :, :, at] for x in layer.future))
+    weights, _, found = _attend(layer, part, keys, values, torch.zeros_like(keys[..., 0]))
+    missing = (reading.outputs[:, :, :, at] - found).flatten(2, 3)
+    return values + _ridge(weights.flatten(2, 3), missing)
+
+
 def taken(layer: Layer, kept: Tensor) -> Atoms:
     """The tokens kept, as they are."""
     return Atoms(*_taken(layer, kept), kept)
