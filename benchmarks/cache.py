@@ -40,6 +40,8 @@ class Setting:
     """The model, on its device, and how things are run on it."""
 
     def __init__(self, device: str, dtype: str):
+        self.model: Any
+        self.tokenizer: Any
         self.model, self.tokenizer = loaded(MODEL)
         self.model.to(device, getattr(torch, dtype))
         self.device = torch.device(device)
@@ -164,6 +166,7 @@ def losses(
         }
 
     for share in shares:
+        seconds = min(seconds, setting.timed(lambda: read(setting.model, prompt))[1])  # other programs may disturb one
         for name in ways:
             yield from failures.attempt(name, lambda name=name, share=share: row(name, share), setting)
 
@@ -277,7 +280,7 @@ def measurements(options: argparse.Namespace) -> Iterator[dict]:
     ways, failures, shares = methods(setting, options.presses), Failures(), [x / 100 for x in options.removed]
     found = {name: text for name, text in texts().items() if options.texts is None or name in options.texts}
     if not found:
-        sys.exit(f"no text is called {', '.join(options.texts)}; there are: {', '.join(texts())}")
+        sys.exit(f"no text is called {', '.join(options.texts or [])}; there are: {', '.join(texts())}")
     contexts = dict(list(found.items())[:: max(1, len(found) // max(options.contexts, 1))][: options.contexts])
     longest = setting.model.config.max_position_embeddings
     for length in options.lengths:

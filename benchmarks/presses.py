@@ -13,7 +13,7 @@ OURS = "MeasurePress"  # ours too: never the best press of a comparison
 
 def presses() -> dict[str, Callable[[float], Any]]:
     """By name, a function of the share of tokens to remove."""
-    import kvpress as kv
+    import kvpress as kv  # pyright: ignore[reportMissingImports]
 
     def expected(ratio: float, **options: Any) -> Any:
         return kv.ExpectedAttentionPress(ratio, **options)
@@ -54,7 +54,7 @@ def presses() -> dict[str, Callable[[float], Any]]:
 class Kept(NamedTuple):
     """What a press has left of a prompt."""
 
-    cache: DynamicCache
+    cache: Any  # a DynamicCache
     hidden: list[Tensor | None]  # (b, G, tokens) of each layer: stored still, but removed as far as attention goes
 
     @property
@@ -69,7 +69,8 @@ class Kept(NamedTuple):
 
 def read(model: Any, tokens: Tensor, press: Any = None) -> Kept:
     """Read a prompt with a press; without one, in full."""
-    cache, positions = DynamicCache(), torch.arange(tokens.shape[1], device=tokens.device)
+    cache: Any = DynamicCache()
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
     model.set_attn_implementation("eager" if type(press).__name__ == "ObservedAttentionPress" else "sdpa")
     with press(model) if press is not None else contextlib.nullcontext():
         model(tokens, past_key_values=cache, position_ids=positions[None], cache_position=positions, logits_to_keep=1)

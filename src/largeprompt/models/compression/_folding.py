@@ -1,8 +1,8 @@
 r"""Weights of atoms as a part of their keys, for caches that have no place for weights.
 
 A direction $g$ with $s\,\bar q\cdot g=1$ for the mean query adds $\log a_i$ to the score of the key
-$k_i+(\log a_i)g$, on average. Over queries of covariance $C$ that varies by $s\sqrt{g^\top Cg}$ times $\log a_i$, least for
-$g\propto(C+\lambda I)^{-1}\bar q$.
+$k_i+(\log a_i)g$, on average. Over queries of covariance $C$ that varies by $s\sqrt{g^\top Cg}$ times $\log a_i$, least
+for $g\propto(C+\lambda I)^{-1}\bar q$.
 """
 
 import torch
