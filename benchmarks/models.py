@@ -1,7 +1,8 @@
-"""Claims: outputs rebuilt from measures are the model's to 1e-5, and its own outputs and loss are unchanged.
+"""Claims: outputs rebuilt from measures are the model's to 3e-5, and its own outputs and loss are unchanged.
 
-Also measured: the time of an inspection over that of the model's forward pass, its peak memory, and how many of the
-errors predicted are within 20 % of those measured on unseen text.
+Also measured: the time of an inspection over that of the model's forward pass, its peak memory, how far its numbers are
+from those of a plain softmax of all pairs in float64, and how many of the errors predicted are within 20 % of those
+measured on unseen text.
 
     python benchmarks/models.py [--lengths 1024 4096 8192] [--only NAME]
 
@@ -114,14 +115,56 @@ def prompt(model, tokenizer, play: str, length: int) -> torch.Tensor:
     return tokenizer(text[3000 : 3000 + 8 * length], return_tensors="pt").input_ids[:, :length]
 
 
-def least(function, times: int = 3) -> float:
-    """The least CPU time of several calls."""
+def least(*functions, times: int = 5) -> list[float]:
+    """The least CPU time of each of several functions, called in turn."""
     found = []
     for _ in range(times):
-        before = time.process_time()
-        function()
-        found.append(time.process_time() - before)
-    return min(found)
+        found.append([])
+        for function in functions:
+            before = time.process_time()
+            function()
+            found[-1].append(time.process_time() - before)
+    return np.min(found, axis=0).tolist()
+
+
+def differences(model, own: torch.Tensor, options: dict[str, Any], found) -> dict[str, float]:
+    """The largest relative differences, over all heads, from numbers of the whole matrix of weights in float64."""
+    calls = models.calls_of(model, own, queries=own.shape[1], **options)
+    chosen = models.calls_of(model, own, **options)
+    largest: dict[str, float] = {}
+    for layer, (call, few) in enumerate(zip(calls, chosen, strict=True)):
+        for h in range(call.heads):
+            head, data = call.head(h), found.to_dataset().isel(layer=layer, head=h)
+            scores = head.scale * head.queries.astype(float) @ head.keys.astype(float).T
+            hidden = np.zeros(scores.shape, bool) if head.log_weights is None else np.isinf(head.log_weights)
+            rows = [np.flatnonzero((head.queries == query).all(axis=1))[0] for query in few.head(h).queries]
+            sinks = found.details[layer, h].sinks
+            numbers = [naive(scores[i], hidden[i], head.values.astype(float), sinks) for i in rows]
+            middle = {name: np.median([one[name] for one in numbers]) for name in numbers[0]}
+            middle["predicted error"] = np.sqrt(np.mean([one["predicted error"] ** 2 for one in numbers]))
+            names = {"effective tokens": "effective", "largest weight": "largest", "first weight": "first"}
+            for name, value in middle.items():
+                ours = found.details[layer, h].predicted[-1] if name == "predicted error" else None
+                ours = float(data[names.get(name, name.replace(" ", "_"))]) if ours is None else ours
+                largest[name] = max(largest.get(name, 0.0), abs(ours / value - 1))
+    return largest
+
+
+def naive(scores: np.ndarray, hidden: np.ndarray, values: np.ndarray, sinks: np.ndarray) -> dict[str, float]:
+    """Numbers of one query, by their definitions."""
+    masses = np.where(hidden, 0.0, np.exp(scores - scores[~hidden].max()))
+    w = masses / masses.sum()
+    rest = ~hidden
+    rest[sinks] = False
+    parts = w[rest, None] * (values[rest] - w @ values)
+    return {
+        "effective tokens": 1 / np.sum(w**2),
+        "entropy": -np.sum(w[w > 0] * np.log(w[w > 0])),
+        "largest weight": w.max(),
+        "first weight": w[0],
+        "score variance": scores[rest].var(),
+        "predicted error": np.sqrt(np.sum(parts**2) - np.sum(parts.sum(axis=0) ** 2) / len(parts)),
+    }
 
 
 def measure(package: str, length: int) -> dict:
@@ -136,9 +179,9 @@ def measure(package: str, length: int) -> dict:
         options = {"labels": own} if tokenizer is not None else {}
     with torch.no_grad():
         before = model(own, **options)[0]
-        forward = least(lambda: model(own, **options))
-    seen = least(lambda: models.inspect(model, own, **options))
-    found = models.inspect(model, own, unseen=other, **options).to_dataset()
+        forward, seen = least(lambda: model(own, **options), lambda: models.inspect(model, own, **options))
+    inspection = models.inspect(model, own, unseen=other, **options)
+    found = inspection.to_dataset()
     with torch.no_grad():
         after = model(own, **options)[0]
     ratios = found["measured_over_predicted"].values
@@ -150,6 +193,7 @@ def measure(package: str, length: int) -> dict:
         "rebuilt": float(found["rebuilt"].max()),
         "unchanged": bool(torch.equal(before, after)),
         "seconds over forward pass": seen / forward,
+        "largest relative difference from the whole matrix": differences(model, own, options, inspection),
         "heads not refused": len(ratios),
         "within 20 %": int(np.sum(np.abs(np.log(ratios)) <= np.log(1.2))),
         "median measured over predicted": float(np.median(ratios)) if len(ratios) else None,

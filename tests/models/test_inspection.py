@@ -10,10 +10,11 @@ from transformers import LlamaConfig, LlamaModel
 
 from largeprompt import models
 from largeprompt.concentration import predict
+from largeprompt.measures._worth import tail_index, tail_indices
 from largeprompt.models import AttentionCall
 from largeprompt.models._inspection import Inspector
 from largeprompt.models._redraws import redrawn_errors
-from largeprompt.models._statistics import attended, explained_by_position, lags, query_statistics, sinks_of
+from largeprompt.models._statistics import attended, explained_by_position, lags, product, query_statistics, sinks_of
 
 H, N, L, K, V = 4, 6, 300, 5, 3
 
@@ -112,12 +113,28 @@ def test_errors_predicted_are_those_of_redraws():
 def test_position_explains_what_depends_on_the_lag_alone():
     one = call(causal=True, sink=False)
     assert one.positions is not None
-    groups = lags(one.positions, L)
+    by_lag = lags(one.positions, L)
     found = attended(one.head(0))
-    by_lag = -0.02 * np.abs(one.positions[:, None] - np.arange(L))
-    assert explained_by_position(found._replace(scores=by_lag), groups) > 0.98
-    assert explained_by_position(found, groups) < 0.25
+    falling = -0.02 * np.abs(one.positions[:, None] - np.arange(L))
+    assert explained_by_position(found._replace(scores=falling), by_lag) > 0.98
+    assert explained_by_position(found, by_lag) < 0.25
     assert math.isnan(explained_by_position(found, None))
+
+
+def test_tails_of_rows_with_other_values_are_those_of_their_samples():
+    rng = np.random.default_rng(6)
+    sizes, rows = np.array([10, 60, 200, 300]), np.zeros((4, 300))
+    for row, size in zip(rows, sizes, strict=True):
+        row[rng.permutation(300)[:size]] = rng.pareto(2.0, size)
+    expected = [tail_index(row[row > 0]) for row in rows]
+    np.testing.assert_allclose(tail_indices(rows, sizes), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(64, 512, 33), (30, 32, 700), (128, 600, 128), (3, 5000, 40)])
+def test_products_in_tiles_are_products(shape):
+    rng = np.random.default_rng(7)
+    a, b = rng.normal(size=shape[:2]), rng.normal(size=shape[1:])
+    np.testing.assert_allclose(product(a, b), np.einsum("nm,mp->np", a, b), rtol=1e-9, atol=1e-9)
 
 
 def test_heavy_tails_are_refused_and_light_ones_are_not():

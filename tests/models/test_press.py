@@ -52,7 +52,7 @@ def test_weights_are_not_folded_where_queries_have_no_common_direction():
 def problem():
     """A prompt of 40 tokens, read by queries with nothing since."""
     keys, values, queries = normal(3, 1, 2, 40, 4), normal(4, 1, 2, 40, 3), normal(5, 1, 4, 60, 4)
-    future = futures.given(queries, 2, 3)
+    future = futures.given(queries, values)
     return atoms.Layer(keys, values, torch.zeros(1, 2, 40), SCALE, future, torch.eye(3).expand(2, 2, 3, 3))
 
 

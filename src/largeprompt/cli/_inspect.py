@@ -31,7 +31,7 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Measure predicted errors on what follows the prompt in the same text.")
     ] = False,
-    queries: Annotated[int, typer.Option(help="Queries through which a head is looked at.")] = 64,
+    queries: Annotated[int, typer.Option(help="Queries through which a head is looked at.")] = 32,
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 _FEWEST = 30.0  # tokens that carry an average
 _FEWEST_FOR_ERROR = 10.0  # tokens that carry its standard error
@@ -60,27 +60,40 @@ def worth(masses: Float[np.ndarray, " n"], distances: Float[np.ndarray, " n"], p
 
 
 def tail_index(values: Float[np.ndarray, " n"]) -> float:
-    r"""The shape k of the generalised Pareto law that the largest values follow (Zhang and Stephens, 2009).
+    """The shape of the law that the largest values follow."""
+    return float(tail_indices(values[None], np.array([len(values)]))[0])
 
-    Of the largest $\min(n/5, 3\sqrt n)$, drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
+
+def tail_indices(values: Float[np.ndarray, "r N"], sizes: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
+    r"""The shape k of the generalised Pareto law that the largest values of each row follow (Zhang and Stephens, 2009).
+
+    A row has the largest values of a sample of n = `sizes`, and may have others. The largest $\min(n/5, 3\sqrt n)$ of
+    the sample are used; k is drawn towards ½ by ten observations' worth, as is usual for such diagnostics.
     """
-    n = len(values)
-    count = int(min(n / 5, 3 * math.sqrt(n)))
-    if count < 5:
-        return 0.5
-    largest = np.sort(np.partition(values, n - count - 1)[n - count - 1 :])
-    x = largest[1:] - largest[0]
-    x = x[x > 0]
-    m = len(x)
-    if m < 5:
-        return 0.0
-    grid = 30 + int(math.sqrt(m))
-    quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
-    b = 1 / x[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
-    b = b[b != 0]  # at 0 the law is exponential, the limit of its neighbours
-    shapes = np.log1p(-b[:, None] * x).mean(axis=1)
-    profile = m * (np.log(-b / shapes) - shapes - 1)
-    weights = np.exp(profile - profile.max())
-    best = float(weights @ b / weights.sum())
-    k = float(np.log1p(-best * x).mean())
-    return (m * k + 10 * 0.5) / (m + 10)
+    counts = np.minimum(sizes / 5, 3 * np.sqrt(sizes)).astype(int)[:, None]
+    most = counts.max(initial=0)
+    if most < 5:
+        return np.full(len(values), 0.5)
+    N = values.shape[1]
+    largest = np.sort(np.partition(values, N - most - 1, axis=1)[:, N - most - 1 :], axis=1)[:, ::-1]
+    x = largest[:, :-1] - np.take_along_axis(largest, counts, axis=1)
+    x = np.where(np.arange(most) < counts, x, 0.0)
+    m = np.sum(x > 0, axis=1, keepdims=True)
+    able = m[:, 0] >= 5
+    found = np.where((counts < 5)[:, 0], 0.5, 0.0)  # of too few, and of ties
+    x, m = x[able], m[able]
+    if not len(x):
+        return found
+    steps = 30 + np.sqrt(m).astype(int)
+    grid = np.arange(1, steps.max() + 1)
+    quartile = np.take_along_axis(x, m - np.maximum((m / 4 + 0.5).astype(int), 1), axis=1)
+    b = 1 / x[:, :1] + (1 - np.sqrt(steps / (grid - 0.5))) / (3 * quartile)
+    used = (grid <= steps) & (b != 0)  # at 0 the law is exponential, the limit of its neighbours
+    b = np.where(used, b, -1 / quartile)
+    shapes = np.log1p(-b[:, :, None] * x[:, None, :]).sum(axis=2) / m
+    profile = np.where(used, m * (np.log(-b / shapes) - shapes - 1), -np.inf)
+    weights = np.exp(profile - profile.max(axis=1, keepdims=True))
+    best = np.sum(weights * b, axis=1, keepdims=True) / weights.sum(axis=1, keepdims=True)
+    k = np.log1p(-best * x).sum(axis=1) / m[:, 0]
+    found[able] = (m[:, 0] * k + 10 * 0.5) / (m[:, 0] + 10)
+    return found

@@ -18,7 +18,7 @@ def holds_arrays(model: str) -> bool:
     return path.suffix in (".npz", ".safetensors", ".npy") or (path / "queries.npy").is_file()
 
 
-def calls_from(path: Path | str, queries: int = 64) -> list[AttentionCall]:
+def calls_from(path: Path | str, queries: int = 32) -> list[AttentionCall]:
     """The attention calls in a file, or in a folder of .npy files, with `queries` of their queries.
 
     A call has arrays `queries`, `keys` and `values` of shape (heads, tokens, dimension), or without the heads where it

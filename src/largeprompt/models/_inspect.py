@@ -21,7 +21,7 @@ def inspect(
     tokens: "Tensor | Any",
     *,
     unseen: "Tensor | Any | None" = None,
-    queries: int = 64,
+    queries: int = 32,
     words: list[str] | None = None,
     progress: Progress | None = None,
     **inputs: Any,
@@ -45,7 +45,7 @@ def inspect(
     return inspector.finished(words, **facts)
 
 
-def calls_of(model: "nn.Module", tokens: "Tensor | Any", *, queries: int = 64, **inputs: Any) -> list[AttentionCall]:
+def calls_of(model: "nn.Module", tokens: "Tensor | Any", *, queries: int = 32, **inputs: Any) -> list[AttentionCall]:
     """The attention calls of a PyTorch model on a prompt, in the order in which they are made."""
     calls: list[AttentionCall] = []
     _run(model, tokens, calls.append, queries, inputs)

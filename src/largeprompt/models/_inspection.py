@@ -1,6 +1,7 @@
 """What a network's heads do with their prompts: one number of each kind for each head, and what stands behind it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 
 from largeprompt._display import axes
 from largeprompt._progress import Progress
+from largeprompt.measures._worth import tail_indices
 
 from ._call import AttentionCall, HeadCall
 from ._redraws import redrawn_errors
@@ -18,10 +20,13 @@ from ._statistics import (
     FEWEST,
     HEAVIEST,
     Attended,
+    Lags,
     QueryStatistics,
     attended,
     explained_by_position,
     lags,
+    largest_weights,
+    product,
     query_statistics,
     sinks_of,
 )
@@ -120,24 +125,27 @@ class Inspector:
 
     def __call__(self, call: AttentionCall) -> None:
         """Take one more call."""
-        layer, groups = len(self._rows), lags(call.positions, call.tokens)
+        layer, by_lag = len(self._rows), lags(call.positions, call.tokens)
         self._tokens = max(self._tokens, call.tokens)
         found = []
         for h in range(call.heads):
-            head = call.head(h)
-            row, details = _of_head(head, groups, None if call.outputs is None else call.outputs[h])
-            if self._pool is not None:
+            found.append(_of_head(call.head(h), by_lag, None if call.outputs is None else call.outputs[h]))
+        rows = _rows(found)
+        all_details = [_details(one, seen) for one, seen in zip(found, rows["seen"].tolist(), strict=True)]
+        if self._pool is not None:
+            for h, details in enumerate(all_details):
+                shares = details.lengths / details.lengths[-1]
                 pool = self._pool[layer].head(h)
-                measured = redrawn_errors(
-                    head, pool, details.sinks, details.lengths / details.lengths[-1], 1000 * layer + h
-                )
-                details = details._replace(measured=measured)
-                known = row["trusted"] and details.predicted[-1] > 0
-                row["measured_over_predicted"] = measured[-1] / details.predicted[-1] if known else math.nan
-            found.append(row)
-            self._details[layer, h] = details
+                measured = redrawn_errors(call.head(h), pool, details.sinks, shares, 1000 * layer + h)
+                all_details[h] = details._replace(measured=measured)
+            measured, predicted = (
+                np.array([getattr(one, name)[-1] for one in all_details]) for name in ("measured", "predicted")
+            )
+            known = (rows["trusted"] == 1) & (predicted > 0)
+            rows["measured_over_predicted"] = np.where(known, measured / np.where(known, predicted, 1), np.nan)
+        self._details |= {(layer, h): details for h, details in enumerate(all_details)}
         self._names.append(call.name)
-        self._rows.append({name: np.array([row[name] for row in found]) for name in found[0]})
+        self._rows.append(rows)
         if self._total:
             self._progress.step("inspecting", layer + 1, f"layer {layer + 1} of {self._total}")
 
@@ -172,60 +180,99 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _of_head(head: HeadCall, groups: np.ndarray | None, output: np.ndarray | None) -> tuple[dict[str, float], Details]:
-    """One number of each kind, medians over queries and errors as root mean squares; and what stands behind them."""
+class _Found(NamedTuple):
+    """What is known of one head from its scores."""
+
+    sinks: Int[np.ndarray, " s"]
+    queries: QueryStatistics
+    largest_weights: tuple[np.ndarray, np.ndarray]
+    position: float
+    rebuilt: float
+    mean_weights: Float[np.ndarray, " L"]
+    carried: Float[np.ndarray, " L"]
+
+
+def _of_head(head: HeadCall, by_lag: Lags | None, output: np.ndarray | None) -> _Found:
     found = attended(head)
     sinks = sinks_of(found.weights)
-    q = query_statistics(head, found, sinks)
-    middle = {name: _median(values) for name, values in q._asdict().items()}
-    trusted = middle["tail"] <= HEAVIEST and middle["seen"] >= FEWEST
-    relative, residual = _rms(q.error) / _rms(q.output), _rms(q.residual_error) / _rms(q.residual_output)
+    return _Found(
+        sinks,
+        query_statistics(head, found, sinks),
+        largest_weights(found, sinks),
+        explained_by_position(found, by_lag),
+        math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
+        found.weights.mean(axis=0),
+        _carried(head, found),
+    )
+
+
+def _rows(heads: list[_Found]) -> dict[str, Float[np.ndarray, " h"]]:
+    """One number of each kind for each head: medians over queries, errors as root mean squares."""
+    q = QueryStatistics(*np.stack([np.stack(head.queries) for head in heads], axis=1))
+    middle = dict(zip(q._fields, np.median(np.stack(q), axis=2), strict=True))
+    weights, drawn = (np.concatenate(parts) for parts in zip(*(head.largest_weights for head in heads), strict=True))
+    tail = np.median(tail_indices(weights, drawn).reshape(len(heads), -1), axis=1)
+    trusted = (tail <= HEAVIEST) & (middle["seen"] >= FEWEST)
+    output, error, residual_output, residual_error = (
+        _rms(values) for values in (q.output, q.error, q.residual_output, q.residual_error)
+    )
     believed = {
-        "relative_error": relative,
-        "residual_error": residual,
-        "length": middle["seen"] * (relative / EPSILON) ** 2,
+        "relative_error": error / output,
+        "residual_error": residual_error / residual_output,
+        "length": middle["seen"] * (error / output / EPSILON) ** 2,
     }
-    row = {
+    return {
         **{name: middle[name] for name in ("seen", "effective", "entropy", "largest", "first", "sinks")},
         "score_variance": middle["score_variance"],
-        "score_threshold": middle["score_variance"] / math.log(max(middle["seen"], 2.0)),
-        "tail": middle["tail"],
-        "trusted": float(trusted),
-        **{name: value if trusted else math.nan for name, value in believed.items()},
+        "score_threshold": middle["score_variance"] / np.log(np.maximum(middle["seen"], 2.0)),
+        "tail": tail,
+        "trusted": trusted.astype(float),
+        **{name: np.where(trusted, values, np.nan) for name, values in believed.items()},
         "linear": middle["linear"],
         "linear_beside_sinks": middle["linear_beside_sinks"],
-        "position": explained_by_position(found, groups),
-        "rebuilt": math.nan if output is None else _largest(found.output - output) / max(_largest(output), 1e-300),
+        "position": np.array([head.position for head in heads]),
+        "rebuilt": np.array([head.rebuilt for head in heads]),
     }
-    return row, _details(head, found, q, sinks)
 
 
-def _median(values: np.ndarray) -> float:
-    """Of the numbers that there are; NaN where there is none."""
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else math.nan
-
-
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(values**2)))
+def _rms(values: Float[np.ndarray, "*h n"]) -> Any:
+    return np.sqrt(np.mean(values**2, axis=-1))
 
 
 def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max())
 
 
-def _details(head: HeadCall, found: Attended, q: QueryStatistics, sinks: Int[np.ndarray, " s"]) -> Details:
-    weights, values = found.weights, head.values.astype(float)
-    mean = weights.mean(axis=0)
-    places = np.unique(np.geomspace(1, len(mean), min(len(mean), 96)).round().astype(int)) - 1
+def _carried(head: HeadCall, found: Attended) -> Float[np.ndarray, " L"]:
+    """How much of the error of outputs each token carries, the mean of w‖v - o‖; distances in float32."""
+    output = found.output.astype(np.float32)
+    distances = product(-2 * output, head.values.T)
+    distances += np.vecdot(head.values, head.values)
+    distances += np.vecdot(output, output)[:, None]
+    np.sqrt(np.maximum(distances, 0.0, out=distances), out=distances)
+    return np.einsum("nl,nl->l", found.weights, distances)
+
+
+def _details(head: _Found, seen: float) -> Details:
+    mean, carried = head.mean_weights, head.carried
+    places, lengths = _places(len(mean)), _lengths(seen)
     by_place = np.add.reduceat(mean, places) / np.diff(np.append(places, len(mean)))
-    squares = np.sum(values**2, axis=1) - 2 * found.output @ values.T + np.sum(found.output**2, axis=1)[:, None]
-    carried = (weights * np.sqrt(np.maximum(squares, 0.0))).mean(axis=0)
     carriers = np.argsort(-carried)[:12]
     shares = carried[carriers] / max(float(carried.sum()), 1e-300)
-    seen = float(np.median(q.seen))
-    lengths = np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
-    return Details(places, by_place, carriers, shares, lengths, _rms(q.error) * np.sqrt(seen / lengths), None, sinks)
+    predicted = _rms(head.queries.error) * np.sqrt(seen / lengths)
+    return Details(places, by_place, carriers, shares, lengths, predicted, None, head.sinks)
+
+
+@functools.cache
+def _places(tokens: int) -> Int[np.ndarray, " p"]:
+    """Up to 96 places of a prompt, the first ones one by one."""
+    return np.unique(np.geomspace(1, tokens, min(tokens, 96)).round().astype(int)) - 1
+
+
+@functools.cache
+def _lengths(seen: float) -> Float[np.ndarray, " l"]:
+    """Lengths at which errors are predicted."""
+    return np.unique(np.geomspace(max(seen / 16, 4.0), seen, 5).round())
 
 
 def summary(data: xr.Dataset) -> list[str]:

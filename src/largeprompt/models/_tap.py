@@ -14,12 +14,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ._call import AttentionCall, chosen_queries
-
-_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "output.dense")  # names of a head's way out
+from ._projection import output_projections
 
 
 @contextlib.contextmanager
-def tap(model: nn.Module, each: Callable[[AttentionCall], None], queries: int = 64) -> Iterator[None]:
+def tap(model: nn.Module, each: Callable[[AttentionCall], None], queries: int = 32) -> Iterator[None]:
     """Give `each` every attention call of the forward passes in the block, with `queries` of its queries.
 
     Calls of transformers models are seen where the model looks up its attention function, those of other models where
@@ -81,6 +80,7 @@ class _Recorder:
         n, L = query.shape[2], key.shape[2]
         at = chosen_queries(_visible(mask, causal, n, L), self._queries)
         added = _added(mask, bias, causal, torch.as_tensor(at), n, L)
+        matrices = output_projections(self.model, module, query.shape[1], value.shape[3])
         self._each(
             AttentionCall(
                 name,
@@ -91,7 +91,7 @@ class _Recorder:
                 added,
                 at if n == L else None,
                 _numpy(outputs[0][:, at]),
-                _projections(self, module, query.shape[1], value.shape[3]),
+                None if matrices is None else _numpy(matrices),
             )
         )
 
@@ -136,25 +136,6 @@ def _added(mask, bias, causal: bool, at: torch.Tensor, n: int, L: int) -> np.nda
         return None
     added = functools.reduce(torch.add, parts)
     return None if bool((added == 0).all()) else added.numpy()
-
-
-def _projections(recorder: _Recorder, module: nn.Module | None, heads: int, v: int) -> np.ndarray | None:
-    """The matrices that send the outputs of heads to the residual stream, where the module or its parent has one."""
-    name = recorder.names.get(module) if module is not None else None
-    if name is None:
-        return None
-    homes = [name, name.rpartition(".")[0]]
-    for home in homes:
-        for output in _OUTPUTS:
-            with contextlib.suppress(AttributeError):
-                found = recorder.model.get_submodule(f"{home}.{output}".lstrip("."))
-                weight = getattr(found, "weight", None)
-                if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
-                    continue
-                matrix = weight if type(found).__name__ == "Conv1D" else weight.T  # (heads · v, residual)
-                if matrix.shape[0] == heads * v:
-                    return _numpy(matrix).reshape(heads, v, -1)
-    return None
 
 
 # Where calls are seen: the table of transformers, the functions of torch.nn.functional, and direct calls of those.
@@ -221,6 +202,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 
 _dot_product = functional.scaled_dot_product_attention
 _multi_head = functional.multi_head_attention_forward
+_linear = functional.linear
 
 
 @contextlib.contextmanager
@@ -230,16 +212,30 @@ def _functional(recorder: _Recorder) -> Iterator[None]:
     def multi_head(*arguments, need_weights=True, **options):
         if not need_weights or recorder.inside:
             return _multi_head(*arguments, need_weights=need_weights, **options)
-        recorder.inside = True  # the weights come from a path of its own
+        read: list[torch.Tensor] = []  # by linear maps, and what they gave
+        gave: list[torch.Tensor] = []
+
+        def linear(*parts):
+            read.append(parts[0])
+            gave.append(_linear(*parts))
+            return gave[-1]
+
+        # The weights come from a path of its own. The usual path then shows queries, keys, values and masks; what its
+        # linear maps give is known, and so is what the last one reads: the outputs of the heads.
+        recorder.inside, functional.linear = True, linear
         try:
             result = _multi_head(*arguments, need_weights=True, **options)
+            recorder.inside, functional.linear = False, lambda *_: gave.pop(0)
+            functional.scaled_dot_product_attention = functools.partial(_by_dot_product, recorder, outputs=read[-1])
+            with torch.no_grad():
+                _multi_head(*arguments, need_weights=False, **options)
         finally:
-            recorder.inside = False
-        with torch.no_grad():
-            _multi_head(*arguments, need_weights=False, **options)
+            recorder.inside, functional.linear = False, _linear
+            functional.scaled_dot_product_attention = by_dot_product
         return result
 
-    functional.scaled_dot_product_attention = functools.partial(_by_dot_product, recorder)
+    by_dot_product = functools.partial(_by_dot_product, recorder)
+    functional.scaled_dot_product_attention = by_dot_product
     functional.multi_head_attention_forward = multi_head
     try:
         yield
@@ -262,17 +258,32 @@ class _Direct(TorchFunctionMode):
 
 
 def _by_dot_product(
-    recorder, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    recorder,
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    outputs=None,
 ):
+    """A call seen; where its outputs are known, of shape (queries, heads · v), it is not made."""
     options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     if enable_gqa:
         options["enable_gqa"] = True
+
+    def result():
+        if outputs is None:
+            return _dot_product(query, key, value, **options)
+        return outputs.reshape(query.shape[2], *query.shape[:2], -1).permute(1, 2, 0, 3)
 
     def as_heads(tensor):
         return tensor if tensor.ndim == 4 else tensor.reshape(1, -1, *tensor.shape[-2:])
 
     return recorder.seen(
-        lambda: _dot_product(query, key, value, **options),
+        result,
         recorder.running,
         as_heads,
         query=as_heads(query),

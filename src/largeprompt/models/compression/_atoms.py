@@ -1,14 +1,14 @@
 r"""A prompt as a shorter one that the queries to come cannot tell apart: atoms chosen, then weighed and moved.
 
 For a query $j$ of the law let $x_{ij}$ be the weight of token $i$ in the softmax over the prompt and all that the query
-will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order, so
-a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept, weight
-$a_i$ and value $u_i/a_i$ are fitted: the error of the output,
+will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order,
+so a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept,
+weight $a_i$ and value $u_i/a_i$ are fitted: the error of the output,
 
 $$\sum_{\rm kept}x_{ij}(u_i-a_io_j)-\sum_{\rm all}x_{ij}(v_i-o_j),$$
 
-is linear in both, and small where $\sum_{\rm kept}x_{ij}(u_i, a_i)\approx\sum_{\rm all}x_{ij}(v_i, 1)$: one least-squares
-problem for values and weights, held near the tokens themselves ($u_i=v_i$, $a_i=1$) by a ridge.
+is linear in both, and small where $\sum_{\rm kept}x_{ij}(u_i, a_i)\approx\sum_{\rm all}x_{ij}(v_i, 1)$: one
+least-squares problem for values and weights, held near the tokens themselves ($u_i=v_i$, $a_i=1$) by a ridge.
 """
 
 import math
@@ -21,8 +21,10 @@ from ._future import Future
 
 RIDGE = 0.1  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
-FITTED = 1536  # queries of a head of keys that a fit uses at most
+FITTED = 1024  # queries of a head of keys that a fit uses, about
+_ROUNDS = 40  # of conjugate gradients
 _AT_ONCE = 2**27  # scores held at a time
+_FAR = 1e30  # below any score, and finite
 
 
 class Layer(NamedTuple):
@@ -54,27 +56,35 @@ class Atoms(NamedTuple):
 
 
 def read(layer: Layer) -> Reading:
-    """Read the prompt with every query of the law; a block of queries at a time."""
+    """Read the prompt with every query of the law; a block of queries at a time, in few passes over its scores."""
     future, (b, G, L, _) = layer.future, layer.keys.shape
     r, n = future.queries.shape[2:4]
     block = max(1, _AT_ONCE // (b * G * r * L))
-    totals, outputs, weighed = [], [], 0
+    values = torch.cat([layer.values, torch.ones_like(layer.values[..., :1])], dim=-1)[:, :, None]
+    totals, outputs, weighed = [], [], layer.keys.new_zeros(b, G, r, L)
     for first in range(0, n, block):
         part = Future(*(x[:, :, :, first : first + block] for x in future))
-        weights, total, output = _attend(layer, part, layer.keys, layer.values, layer.log_weights)
+        scores = _scores(layer, part.queries, layer.keys, layer.log_weights)
+        top = scores.amax(dim=-1, keepdim=True).clamp_min(-_FAR)
+        masses = scores.sub_(top).exp_()
+        read = masses @ values
+        total = torch.logaddexp(top[..., 0] + read[..., -1].log(), part.log_mass)
+        factor = torch.exp(top[..., 0] - total)
+        since = torch.exp(part.log_mass - total)[..., None]
         totals.append(total)
-        outputs.append(output)
-        weighed = weighed + weights.sum(dim=3)
+        outputs.append(factor[..., None] * read[..., :-1] + since * part.output)
+        weighed = weighed + (factor[..., None, :] @ masses)[..., 0, :]
     return Reading(torch.cat(totals, dim=3), torch.cat(outputs, dim=3), weighed / n)
 
 
-def _attend(layer: Layer, future: Future, keys, values, log_weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights over keys, log of all weighed and outputs, with what was read since."""
-    scores = layer.scale * future.queries @ keys[:, :, None].transpose(-1, -2) + log_weights[:, :, None, None]
-    total = torch.logaddexp(torch.logsumexp(scores, dim=-1), future.log_mass)
-    weights = torch.exp(scores - total[..., None])
-    since = torch.exp(future.log_mass - total)[..., None]
-    return weights, total, weights @ values[:, :, None] + since * future.output
+def _scores(layer: Layer, queries: Tensor, keys: Tensor, log_weights: Tensor) -> Tensor:
+    """Scores (b, G, r, n, L) of queries on keys, log-weights among them."""
+    return ((layer.scale * queries) @ keys[:, :, None].transpose(-1, -2)).add_(log_weights[:, :, None, None])
+
+
+def _weights(layer: Layer, queries: Tensor, total: Tensor, atoms: Tensor, log_weights: Tensor) -> Tensor:
+    """Weights over atoms where `total` is the log of all that a query weighs."""
+    return _scores(layer, queries, atoms, log_weights).sub_(total[..., None]).exp_()
 
 
 def importance(layer: Layer, reading: Reading) -> Tensor:
@@ -82,6 +92,24 @@ def importance(layer: Layer, reading: Reading) -> Tensor:
     centre = reading.outputs.mean(dim=3, keepdim=True)
     moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
     return (reading.mean_weights * moved).mean(dim=2)
+
+
+def size(layer: Layer, reading: Reading) -> float:
+    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
+    squares = (reading.outputs @ layer.roots).square().sum(dim=-1)
+    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
+
+
+def roots_of(projections: Tensor | None, future: Future) -> Tensor:
+    """The roots of a layer from the matrices (heads, v, residual) of its way out; unit matrices without these."""
+    (G, r), v = future.queries.shape[1:3], future.output.shape[-1]
+    if projections is None:
+        return torch.eye(v, device=future.output.device).expand(G, r, v, v)
+    gram = projections.double() @ projections.double().transpose(-1, -2)
+    gram.diagonal(dim1=-2, dim2=-1).add_(
+        1e-12 * gram.diagonal(dim1=-2, dim2=-1).mean() + torch.finfo(torch.float64).tiny
+    )
+    return torch.linalg.cholesky(gram).float().reshape(G, r, v, v)
 
 
 def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
@@ -97,8 +125,7 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     b, G, m, _ = keys.shape
     at = _places(layer, 0)
     part, total = Future(*(x[:, :, :, at] for x in layer.future)), reading.log_total[:, :, :, at]
-    scores = layer.scale * part.queries @ keys[:, :, None].transpose(-1, -2) + log_weights[:, :, None, None]
-    X = torch.exp(scores - total[..., None]).reshape(b, G, -1, m)
+    X = _weights(layer, part.queries, total, keys, log_weights).reshape(b, G, -1, m)
     since = torch.exp(part.log_mass - total)
     wanted = reading.outputs[:, :, :, at] - since[..., None] * part.output  # Σ over all tokens of x v
     share = (1 - since)[..., None]  # Σ over all tokens of x
@@ -115,9 +142,11 @@ def revalued(layer: Layer, reading: Reading, keys: Tensor, values: Tensor) -> Te
     """Values near these that give keys (b, G, m, k) of weight 1 the outputs of the whole prompt."""
     at = _places(layer, 0)
     part = Future(*(x[:, :, :, at] for x in layer.future))
-    weights, _, found = _attend(layer, part, keys, values, torch.zeros_like(keys[..., 0]))
-    missing = (reading.outputs[:, :, :, at] - found).flatten(2, 3)
-    return values + _ridge(weights.flatten(2, 3), missing)
+    equal = torch.zeros_like(keys[..., 0])
+    found = read(layer._replace(future=part, keys=keys, values=values, log_weights=equal))
+    weights = _weights(layer, part.queries, found.log_total, keys, equal)
+    missing = reading.outputs[:, :, :, at] - found.outputs
+    return values + _ridge(weights.flatten(2, 3), missing.flatten(2, 3))
 
 
 def taken(layer: Layer, kept: Tensor) -> Atoms:
@@ -142,24 +171,39 @@ def _places(layer: Layer, offset: int) -> Tensor:
 def _ridge(X: Tensor, target: Tensor) -> Tensor:
     """The least-squares change of atoms: (b, G, m, ·) from weights (b, G, j, m) and what is missing (b, G, j, ·)."""
     j, m = X.shape[-2:]
-    ridge = RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny
+    ridge = (RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny)[..., None, None]
     if j <= m:
-        gram = X @ X.transpose(-1, -2)
-        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
-        return X.transpose(-1, -2) @ torch.cholesky_solve(target, torch.linalg.cholesky(gram))
-    gram = X.transpose(-1, -2) @ X
-    gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., None])
-    return torch.cholesky_solve(X.transpose(-1, -2) @ target, torch.linalg.cholesky(gram))
+        return X.transpose(-1, -2) @ _solved(X @ X.transpose(-1, -2), ridge, target)
+    return _solved(X.transpose(-1, -2) @ X, ridge, X.transpose(-1, -2) @ target)
+
+
+def _solved(gram: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
+    """(gram + ridge)⁻¹ target: by a factorisation, or where that is slow for many matrices, conjugate gradients."""
+    if gram.device.type == "cpu":
+        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., 0])
+        return torch.cholesky_solve(target, torch.linalg.cholesky(gram))
+    found, left = torch.zeros_like(target), target.clone()
+    direction, size = left, left.square().sum(dim=-2, keepdim=True)
+    least = torch.finfo(gram.dtype).tiny
+    for _ in range(_ROUNDS):
+        moved = gram @ direction + ridge * direction
+        step = size / (direction * moved).sum(dim=-2, keepdim=True).clamp_min(least)
+        found, left = found + step * direction, left - step * moved
+        before, size = size, left.square().sum(dim=-2, keepdim=True)
+        direction = left + (size / before.clamp_min(least)) * direction
+    return found
 
 
 def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
     """The predicted error of outputs in the residual stream over their size, (b, G, r): on queries no fit has used."""
     at = _places(layer, 1)
     part = Future(*(x[:, :, :, at] for x in layer.future))
-    _, _, found = _attend(layer, part, atoms.keys, atoms.values, atoms.log_weights)
+    found = read(
+        layer._replace(future=part, keys=atoms.keys, values=atoms.values, log_weights=atoms.log_weights)
+    ).outputs
     wanted = reading.outputs[:, :, :, at]
-    wrong, size = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
-    return wrong / size.clamp_min(torch.finfo(size.dtype).tiny)
+    wrong, whole = (torch.linalg.vector_norm(x @ layer.roots, dim=(-1, -2)) for x in (found - wanted, wanted))
+    return wrong / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
 def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int) -> Atoms:

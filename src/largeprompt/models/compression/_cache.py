@@ -14,7 +14,18 @@ from transformers.masking_utils import sdpa_mask
 from largeprompt import _checks as checks
 
 from .._projection import output_projections
-from ._atoms import Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, smallest
+from ._atoms import (
+    Atoms,
+    Layer,
+    choose,
+    fitted,
+    importance,
+    read,
+    relative_error,
+    roots_of,
+    size,
+    smallest,
+)
 from ._future import Segment, every, replayed
 from ._rotation import rotation_of
 from ._share import Goal, counts_of
@@ -27,10 +38,12 @@ _ROOM = 256  # tokens by which a buffer grows
 class CompressedCache(Cache):
     """A cache of keys and values that is made shorter as it grows: give it to `model.generate` as `past_key_values`.
 
-    How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average over
-    layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read, and then
-    again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to come rests
-    on. The model's attention function is replaced by one that does the same as before with every other cache.
+    How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average
+    over layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read,
+    and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
+    come rests on. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
+    how far their outputs are from those on it.
+    The model's attention function is replaced by one that does the same as before with every other cache.
     """
 
     def __init__(
@@ -42,26 +55,26 @@ class CompressedCache(Cache):
         tolerance: float | None = None,
         every: int = 256,
         queries: int = 2048,
+        check: int = 0,
     ):
         self.goal = Goal(keep, tokens, tolerance)
         self.every = checks.count("every", every)
-        queries = checks.count("queries", queries)
+        queries, self._check = checks.count("queries", queries), checks.count("check", check, at_least=0)
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         window = getattr(config, "sliding_window", None)
         if "full_attention" not in kinds:
             raise ValueError(
-                f"{type(model).__name__} has layers of {', '.join(sorted(set(kinds)))} alone; none reads its whole prompt"
+                f"{type(model).__name__} has no layer that reads its whole prompt, only {', '.join(sorted(set(kinds)))}"
             )
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
         self.errors: dict[int, Tensor] = {}
-        super().__init__(
-            layers=[
-                StoredLayer(queries) if kind == "full_attention" else DynamicSlidingWindowLayer(window)
-                for kind in kinds
-            ]
-        )
+        full = [kind == "full_attention" for kind in kinds]
+        layers: list[Any] = [
+            StoredLayer(queries) if each else DynamicSlidingWindowLayer(int(window or 0)) for each in full
+        ]
+        super().__init__(layers=layers)
 
     @property
     def stored(self) -> "dict[int, StoredLayer]":
@@ -85,10 +98,9 @@ class CompressedCache(Cache):
             problem = self._problem(layer)
             readings.append(read(problem))
             worth.append(importance(problem, readings[-1]))
-            sizes.append(_size(problem, readings[-1]))
-        if self.goal.tolerance is None:
-            seen = next(iter(ready.values())).seen
-            counts = counts_of(worth, sizes, min(self.goal.count(seen), worth[0].shape[-1]))
+            sizes.append(size(problem, readings[-1]))
+        count = min(self.goal.count(next(iter(ready.values())).seen), worth[0].shape[-1])
+        counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
         for at, (i, layer) in enumerate(ready.items()):
             problem, reading = self._problem(layer), readings[at]
             sinks = min(SINKS, worth[at].shape[-1])
@@ -97,35 +109,27 @@ class CompressedCache(Cache):
             else:
                 atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks)
             self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
+            layer.checked = Check(problem, self._check) if self._check else None
             layer.replace(atoms)
 
     def _problem(self, layer: "StoredLayer") -> Layer:
         keys, values, log_weights = layer.whole()
-        hidden = None if layer.hidden is None else layer.hidden
-        future = replayed(layer.segments(), keys, values, hidden, layer.scale, self._rotate)
-        return Layer(keys, values, log_weights, layer.scale, future, self._roots(layer, future.queries.shape))
-
-    def _roots(self, layer: "StoredLayer", shape: torch.Size) -> Tensor:
-        G, r, v = shape[1], shape[2], layer.values.shape[-1]
-        matrices = output_projections(self._model, layer.module, G * r, v)
-        if matrices is None:
-            return torch.eye(v, device=layer.values.device).expand(G, r, v, v)
-        return torch.linalg.qr(matrices.float().transpose(-1, -2)).R.transpose(-1, -2).reshape(G, r, v, -1)
+        future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, self._rotate)
+        if layer.roots is None:
+            heads = future.queries.shape[1] * future.queries.shape[2]
+            matrices = output_projections(self._model, layer.module, heads, values.shape[-1])
+            layer.roots = roots_of(matrices, future)
+        return Layer(keys, values, log_weights, layer.scale, future, layer.roots)
 
     @property
     def memory(self) -> int:
         """Numbers that are stored: keys, values and weights, of every layer and prompt."""
         return sum(layer.memory for layer in self.stored.values())
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens have been read."""
-        return self.layers[layer_idx].get_seq_length()
-
-
-def _size(layer: Layer, reading: Reading) -> float:
-    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
-    squares = torch.linalg.vector_norm(reading.outputs @ layer.roots, dim=-1).square()
-    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
+    @property
+    def differences(self) -> dict[int, Tensor]:
+        """The measured relative errors of outputs in the residual stream, (b, H) of each layer; with `check` alone."""
+        return {i: layer.checked.relative for i, layer in self.stored.items() if layer.checked is not None}
 
 
 class StoredLayer(CacheLayerMixin):
@@ -134,15 +138,21 @@ class StoredLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
+    keys: Any  # (b, G, room, k)
+    values: Any  # (b, G, room, v)
+    bias: Tensor  # (b, G, 1, room): log-weights, 0 for tokens
+
     def __init__(self, queries: int):
         super().__init__()
         self._most = queries
         self._clear()
 
     def _clear(self) -> None:
+        self.checked: Check | None = None
         self.seen = self.used = self.atoms = 0
         self.hidden: Tensor | None = None
         self.module: nn.Module | None = None
+        self.roots: Tensor | None = None
         self.scale = 1.0
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
@@ -230,7 +240,8 @@ class StoredLayer(CacheLayerMixin):
     def replace(self, atoms: Atoms) -> None:
         """Store atoms in place of all tokens."""
         self.atoms = self.used = atoms.keys.shape[2]
-        self.keys, self.values = atoms.keys.to(self.dtype), atoms.values.to(self.dtype)
+        self.keys = atoms.keys.to(self.dtype)
+        self.values = atoms.values.to(self.dtype)
         self.bias = atoms.log_weights[:, :, None].to(self.dtype)
         self.hidden, self._segments, self._single = None, [], []
 
@@ -255,7 +266,6 @@ class StoredLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self.is_initialized = False
-        self.keys = self.values = None
         self._clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -273,7 +283,8 @@ class StoredLayer(CacheLayerMixin):
     def _each(self, change: Any) -> None:
         if not self.is_initialized:
             return
-        self.keys, self.values, self.bias = change(self.keys), change(self.values), change(self.bias)
+        for name in ("keys", "values", "bias"):
+            setattr(self, name, change(getattr(self, name)))
         self.hidden = None if self.hidden is None else change(self.hidden)
         self._segments = [segment._replace(queries=change(segment.queries)) for segment in self.segments()]
 
@@ -311,5 +322,45 @@ def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, sca
     if n > 1:
         later = torch.ones(n, used, dtype=torch.bool, device=query.device).triu(used - n + 1)
         bias = bias.masked_fill(later, -math.inf).repeat(1, 1, H // G, 1)
-    found = scaled_dot_product_attention(query.reshape(b, G, -1, k), key, value, attn_mask=bias, scale=scale)
+    grouped = query.reshape(b, G, -1, k)
+    found = scaled_dot_product_attention(grouped, key, value, attn_mask=bias, scale=scale)
+    if layer.checked is not None and layer.checked.left > 0:
+        new = slice(layer.atoms, None)
+        layer.checked.compare(found, grouped, key[:, :, new], value[:, :, new], bias[..., new], n)
     return found.reshape(b, H, n, -1).transpose(1, 2).contiguous()
+
+
+class Check:
+    """All that a layer stored before it was compressed, kept to compare outputs with those on it."""
+
+    def __init__(self, layer: Layer, tokens: int):
+        self._layer: Layer | None = layer
+        self.left = tokens
+        self._wrong = self._whole = torch.zeros((), device=layer.keys.device)
+
+    def compare(self, found: Tensor, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, n: int) -> None:
+        """Compare outputs (b, G, r · n, v) of new queries with those on all that was stored and the tokens since."""
+        layer = self._layer
+        if layer is None:
+            return
+        (b, G, _, v), r = found.shape, layer.roots.shape[1]
+        whole, read = (
+            torch.cat([old, new.float()], dim=2) for old, new in ((layer.keys, keys), (layer.values, values))
+        )
+        old = layer.log_weights[:, :, None]
+        bias = bias.float().expand(b, G, bias.shape[2], -1)
+        bias = torch.cat([old.expand(b, G, bias.shape[2], -1), bias], dim=-1)
+        wanted = scaled_dot_product_attention(queries.float(), whole, read, attn_mask=bias, scale=layer.scale)
+        wrong, size = (x.reshape(b, G, r, n, v) @ layer.roots for x in (found.float() - wanted, wanted))
+        self._wrong, self._whole = (
+            total + x.square().sum(dim=(-1, -2)) for total, x in ((self._wrong, wrong), (self._whole, size))
+        )
+        self.left -= n
+        if self.left <= 0:
+            self._layer = None
+
+    @property
+    def relative(self) -> Tensor:
+        """The root mean square error over that of outputs, (b, H); of no shape before a token has come."""
+        ratio = (self._wrong / self._whole.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()
+        return ratio.flatten(1) if ratio.ndim else ratio

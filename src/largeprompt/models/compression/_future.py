@@ -1,8 +1,8 @@
 """The law of the queries to come: pieces of the text so far, as if they were read once more at its end.
 
-A query at position $p$ of a piece that begins at $s$ is moved to position $E + p - s$, where $E$ is the end of the text.
-There it sees the whole prompt, and beside it what it will have read since: the piece's own tokens up to itself, which
-keep their distances. So what a head takes from nearby tokens is not asked of the prompt.
+A query at position $p$ of a piece that begins at $s$ is moved to position $E + p - s$, where $E$ is the end of the
+text. There it sees the whole prompt, and beside it what it will have read since: the piece's own tokens up to itself,
+which keep their distances. So what a head takes from nearby tokens is not asked of the prompt.
 """
 
 import math
@@ -42,12 +42,13 @@ def every(tokens: int, most: int) -> int:
     return step
 
 
-def given(queries: Tensor, groups: int, v: int) -> Future:
-    """The law of queries that are taken as they are (b, H, n, k), with nothing read since."""
-    b, H, n, k = queries.shape
-    shape = (b, groups, H // groups, n)
-    output = queries.new_zeros(*shape, v)
-    return Future(queries.reshape(*shape, k), queries.new_full(shape, -math.inf), output)
+def given(queries: Tensor, values: Tensor) -> Future:
+    """The law of queries (b, H, n, k) that are taken as they are, on values (b, G, L, v): nothing is read since."""
+    (b, H, n, k), G = queries.shape, values.shape[1]
+    shape = (b, G, H // G, n)
+    return Future(
+        queries.reshape(*shape, k), queries.new_full(shape, -math.inf), queries.new_zeros(*shape, values.shape[-1])
+    )
 
 
 def replayed(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from .._projection import output_projections
-from ._atoms import Layer, choose, fitted, importance, read, revalued
+from ._atoms import Layer, choose, fitted, importance, read, revalued, roots_of
 from ._folding import folded
 from ._future import Segment, every, replayed
 from ._rotation import rotation_of
@@ -65,14 +65,9 @@ class MeasurePress(BasePress):
         cos, sin = (part[:, None] for part in kwargs["position_embeddings"])
         queries = get_prerope_query_states(module, hidden_states)
         queries = queries * cos + rotate_half(queries) * sin
-        n, (G, v) = queries.shape[2], (keys.shape[1], values.shape[-1])
+        n = queries.shape[2]
         step = every(n, self.queries)
         segment = Segment(queries[:, :, step - 1 + n % step :: step], n, step)
         future = replayed([segment], keys, values, None, module.scaling, rotation_of(module))
-        matrices = output_projections(module, module, queries.shape[1], v)
-        if matrices is None:
-            roots = torch.eye(v, device=values.device).expand(G, queries.shape[1] // G, v, v)
-        else:
-            triangles = torch.linalg.qr(matrices.float().transpose(-1, -2)).R
-            roots = triangles.transpose(-1, -2).reshape(G, queries.shape[1] // G, v, -1)
+        roots = roots_of(output_projections(module, module, queries.shape[1], values.shape[-1]), future)
         return Layer(keys, values, torch.zeros_like(keys[..., 0]), module.scaling, future, roots)

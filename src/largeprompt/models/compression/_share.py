@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+POWER = 0.5  # of a layer's size, by which the worth of its tokens is divided
 LEAST = 0.2  # of an even share: what every head keeps at least
 _FEWEST = 8  # tokens
 
@@ -46,7 +47,7 @@ def counts_of(worth: list[Tensor], sizes: list[float], count: int) -> list[int]:
     least = min(max(_FEWEST, int(LEAST * count)), count)
     ranked = []
     for tokens, size in zip(worth, sizes, strict=True):
-        relative = tokens / max(size, 1e-30) ** 0.5
+        relative = tokens / max(size, 1e-30) ** POWER
         first = relative.topk(min(least, relative.shape[-1]), dim=-1).indices
         ranked.append(relative.scatter(-1, first, math.inf))
     heads = [x[..., 0].numel() for x in ranked]
