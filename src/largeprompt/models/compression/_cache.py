@@ -248,8 +248,10 @@ class StoredLayer(CacheLayerMixin):
         """How many tokens have been read, also those that are no longer stored."""
         return self.seen
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """The size of the mask that a model makes; it is not used once there are atoms."""
+        if isinstance(query_length, Tensor):  # up to transformers 5.2: the positions of the queries
+            query_length = len(query_length)
         return self.seen + query_length, 0
 
     def get_max_cache_shape(self) -> int:
