@@ -87,7 +87,13 @@ class CompressedCache(Cache):
 
     def compress(self) -> None:
         """Put a shorter measure in place of all that is stored."""
-        ready = {i: layer for i, layer in self.stored.items() if layer.fresh and layer.recorded}
+        ready = {i: layer for i, layer in self.stored.items() if layer.fresh}
+        for i, layer in ready.items():
+            if not layer.recorded:
+                raise ValueError(
+                    f"the queries of layer {i} of {type(self._model).__name__} were not seen, so it stays whole; "
+                    "its attention does not read the keys of its cache as they are"
+                )
         if not ready:
             return
         worth, sizes, readings = [], [], []
