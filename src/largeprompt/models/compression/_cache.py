@@ -87,7 +87,13 @@ class CompressedCache(Cache):
 
     def compress(self) -> None:
         """Put a shorter measure in place of all that is stored."""
-        ready = {i: layer for i, layer in self.stored.items() if layer.fresh and layer.recorded}
+        ready = {i: layer for i, layer in self.stored.items() if layer.fresh}
+        for i, layer in ready.items():
+            if not layer.recorded:
+                raise ValueError(
+                    f"the queries of layer {i} of {type(self._model).__name__} were not seen, so it stays whole; "
+                    "its attention does not read the keys of its cache as they are"
+                )
         if not ready:
             return
         worth, sizes, readings = [], [], []
@@ -248,8 +254,10 @@ class StoredLayer(CacheLayerMixin):
         """How many tokens have been read, also those that are no longer stored."""
         return self.seen
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """The size of the mask that a model makes; it is not used once there are atoms."""
+        if isinstance(query_length, Tensor):  # up to transformers 5.2: the positions of the queries
+            query_length = len(query_length)
         return self.seen + query_length, 0
 
     def get_max_cache_shape(self) -> int:

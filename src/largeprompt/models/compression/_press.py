@@ -1,0 +1,73 @@
+"""The same compression for users of kvpress: a press, whose atoms have no weights beside their keys and values."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import rotate_half
+
+from .._projection import output_projections
+from ._atoms import Layer, choose, fitted, importance, read, revalued, roots_of
+from ._folding import folded
+from ._future import Segment, every, replayed
+from ._rotation import rotation_of
+
+try:
+    from kvpress import BasePress  # pyright: ignore[reportMissingImports]
+    from kvpress.utils import (  # pyright: ignore[reportMissingImports]
+        compute_n_kept,
+        get_prerope_query_states,
+    )
+except ImportError as error:
+    raise ImportError(f"MeasurePress needs kvpress, which is not installed ({error}): pip install kvpress") from error
+
+SINKS = 4  # first tokens that are always kept
+
+
+@dataclasses.dataclass
+class MeasurePress(BasePress):
+    """A press of kvpress that keeps atoms fitted to the queries to come, equally many for every head.
+
+    Weights of atoms are folded into their keys where that is accurate, and values are fitted to the keys that result.
+    """
+
+    compression_ratio: float = 0.0
+    queries: int = 2048
+
+    def __post_init__(self):
+        if not 0 <= self.compression_ratio < 1:
+            raise ValueError(f"compression_ratio is {self.compression_ratio}; it must be at least 0 and below 1")
+
+    def compress(
+        self,
+        module: nn.Module,
+        hidden_states: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attentions: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values that are left of a layer's."""
+        tokens = keys.shape[2]
+        count = compute_n_kept(tokens, self.compression_ratio)
+        if count == tokens:
+            return keys, values
+        layer = self._problem(module, hidden_states, keys.float(), values.float(), kwargs)
+        reading = read(layer)
+        atoms = fitted(layer, reading, choose(importance(layer, reading), count, min(SINKS, count)))
+        moved, folds = folded(atoms.keys, atoms.log_weights, layer.future.queries, layer.scale)
+        plain = torch.take_along_dim(layer.values, atoms.kept[..., None], dim=2)
+        begin = torch.where(folds[..., None, None], atoms.values, plain)
+        return moved.to(keys.dtype), revalued(layer, reading, moved, begin).to(values.dtype)
+
+    def _problem(self, module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor, kwargs: dict) -> Layer:
+        cos, sin = (part[:, None] for part in kwargs["position_embeddings"])
+        queries = get_prerope_query_states(module, hidden_states)
+        queries = queries * cos + rotate_half(queries) * sin
+        n = queries.shape[2]
+        step = every(n, self.queries)
+        segment = Segment(queries[:, :, step - 1 + n % step :: step], n, step)
+        future = replayed([segment], keys, values, None, module.scaling, rotation_of(module))
+        roots = roots_of(output_projections(module, module, queries.shape[1], values.shape[-1]), future)
+        return Layer(keys, values, torch.zeros_like(keys[..., 0]), module.scaling, future, roots)
