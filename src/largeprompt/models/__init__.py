@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .compression import Effect as Effect
     from .compression import compress as compress
     from .compression import compression_effect as compression_effect
+    from .compression._press import MeasurePress as MeasurePress
 
-_COMPRESSION = ("CompressedCache", "CompressedHead", "Effect", "compress", "compression_effect")
+_COMPRESSION = ("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect")
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of these
