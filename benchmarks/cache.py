@@ -114,29 +114,18 @@ def methods(setting: Setting, chosen: list[str] | None) -> dict[str, Callable[[T
     return found
 
 
-class Failures:
-    """Methods that do not run here: reported once, then left out."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def attempt(self, name: str, rows: Callable[[], dict], setting: Setting) -> Iterator[dict]:
-        """One row, or one that says why there is none."""
-        if name in self.names:
-            return
-        try:
-            yield rows()
-        except Exception as error:
-            self.names.add(name)
-            for layer in setting.model.model.layers:
-                layer.self_attn.masked_key_indices = None
-            setting.model.set_attn_implementation("sdpa")
-            yield {"kind": "failed", "method": name, "why": f"{type(error).__name__}: {error}"[:300]}
+def attempt(setting: Setting, name: str, row: Callable[[], dict]) -> dict:
+    """What a method gives, or why it does not run."""
+    try:
+        return row()
+    except Exception as error:
+        for layer in setting.model.model.layers:
+            layer.self_attn.masked_key_indices = None
+        setting.model.set_attn_implementation("sdpa")
+        return {"kind": "failed", "method": name, "why": f"{type(error).__name__}: {error}"[:300]}
 
 
-def losses(
-    setting: Setting, text: str, content: str, length: int, shares: list[float], ways: dict, failures: Failures
-) -> Iterator[dict]:
+def losses(setting: Setting, text: str, content: str, length: int, shares: list[float], ways: dict) -> Iterator[dict]:
     """One text at one length: the loss of its continuation with every method."""
     tokens = setting.tokens(content)[:, : length + AFTER + 1]
     if tokens.shape[1] < length + AFTER + 1:
@@ -168,12 +157,10 @@ def losses(
     for share in shares:
         seconds = min(seconds, setting.timed(lambda: read(setting.model, prompt))[1])  # other programs may disturb one
         for name in ways:
-            yield from failures.attempt(name, lambda name=name, share=share: row(name, share), setting)
+            yield attempt(setting, name, lambda name=name, share=share: row(name, share))
 
 
-def facts(
-    setting: Setting, text: str, content: str, length: int, shares: list[float], ways: dict, failures: Failures
-) -> Iterator[dict]:
+def facts(setting: Setting, text: str, content: str, length: int, shares: list[float], ways: dict) -> Iterator[dict]:
     """Facts hidden in a text at random places: how many a method finds again, each asked on its own."""
     rng = random.Random(f"{text} {length}")
     known = {name: str(rng.randrange(1000, 10000)) for name in rng.sample(NAMES, FACTS)}
@@ -198,18 +185,13 @@ def facts(
 
     place = {"kind": "facts", "text": text, "L": length, "asked": FACTS}
     yield {**place, "removed": 0.0, "method": FULL, "found": found(read(setting.model, prompt))}
+
+    def row(name: str, share: float) -> dict:
+        return {**place, "removed": share, "method": name, "found": found(ways[name](prompt, share))}
+
     for share in shares:
         for name in ways:
-            yield from failures.attempt(
-                name,
-                lambda name=name, share=share: {
-                    **place,
-                    "removed": share,
-                    "method": name,
-                    "found": found(ways[name](prompt, share)),
-                },
-                setting,
-            )
+            yield attempt(setting, name, lambda name=name, share=share: row(name, share))
 
 
 def _cache(kept: Any) -> Any:
@@ -277,7 +259,7 @@ def _held(cache: Any) -> int:
 def measurements(options: argparse.Namespace) -> Iterator[dict]:
     """All rows, with what remains to be done on the error stream."""
     setting = Setting(options.device, options.dtype)
-    ways, failures, shares = methods(setting, options.presses), Failures(), [x / 100 for x in options.removed]
+    ways, shares = methods(setting, options.presses), [x / 100 for x in options.removed]
     found = {name: text for name, text in texts().items() if options.texts is None or name in options.texts}
     if not found:
         sys.exit(f"no text is called {', '.join(options.texts or [])}; there are: {', '.join(texts())}")
@@ -294,7 +276,7 @@ def measurements(options: argparse.Namespace) -> Iterator[dict]:
     parts = [(part, name, length) for part in chosen for length in options.lengths for name in chosen[part]]
     work, done, began = sum(length for _, _, length in parts), 0, time.monotonic()
     for part, name, length in parts:
-        yield from part(setting, name, found[name], length, shares, ways, failures)
+        yield from part(setting, name, found[name], length, shares, ways)
         done += length
         remaining = (time.monotonic() - began) * (work - done) / done
         print(f"{part.__name__}, {name}, {length}: {remaining / 60:.1f} minutes remain", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ for $g\propto(C+\lambda I)^{-1}\bar q$.
 import torch
 from torch import Tensor
 
-RIDGE = 1e-3  # λ, in mean variances of a query's coordinates
+RIDGE = 1e-2  # λ, in mean variances of a query's coordinates
 MOST = 0.5  # spread up to which weights are folded
 
 
