@@ -387,7 +387,7 @@ def test_importance_ranks_tokens_as_leaving_them_out_does():
 def test_a_budget_is_spent_and_no_layer_keeps_more_than_it_has(seed, count):
     torch.manual_seed(seed)
     worth = [torch.rand(1, 3, 60) ** (1 + 4 * i) * 10.0 ** (seed - i) for i in range(4)]
-    counts = counts_of(worth, [1.0, 0.1, 3.0, 1e-3], count)
+    counts = counts_of(worth, list(torch.tensor([1.0, 0.1, 3.0, 1e-3])), count)
     assert sum(counts) == 4 * count
     assert max(counts) <= 60
     assert min(counts) >= min(count, 8)
@@ -396,7 +396,7 @@ def test_a_budget_is_spent_and_no_layer_keeps_more_than_it_has(seed, count):
 def test_layers_worth_more_keep_more():
     torch.manual_seed(0)
     low = torch.rand(1, 2, 50)
-    counts = counts_of([low, 4 * low], [1.0, 1.0], 20)
+    counts = counts_of([low, 4 * low], list(torch.ones(2)), 20)
     assert counts[0] < 20 < counts[1]
 
 

@@ -8,10 +8,9 @@ from torch import nn
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "output.dense")  # names of a head's way out
 
 
-def output_projections(model: nn.Module, module: nn.Module | None, heads: int, v: int) -> torch.Tensor | None:
-    """The matrices (heads, v, residual) by which a module or its parent sends outputs on; None where none is known."""
-    name = next((name for name, other in model.named_modules() if other is module), None)
-    if module is None or name is None:
+def output_projections(model: nn.Module, name: str | None, heads: int, v: int) -> torch.Tensor | None:
+    """The matrices (heads, v, residual) by which a named module or its parent sends outputs on; None if not known."""
+    if name is None:
         return None
     for home in (name, name.rpartition(".")[0]):
         for output in _OUTPUTS:

@@ -73,14 +73,14 @@ class _Recorder:
         return result
 
     def _pass_on(self, module, outputs, query, key, value, mask, bias, causal, scale) -> None:
-        name = self.names.get(module, "") if module is not None else ""
-        name, self._seen = name or f"attention {self._seen}", self._seen + 1
+        known = self.names.get(module) if module is not None else None
+        name, self._seen = known or f"attention {self._seen}", self._seen + 1
         if query.shape[0] != 1:
             raise ValueError(f"the batch has {query.shape[0]} prompts; run the model on one at a time")
         n, L = query.shape[2], key.shape[2]
         at = chosen_queries(_visible(mask, causal, n, L), self._queries)
         added = _added(mask, bias, causal, torch.as_tensor(at), n, L)
-        matrices = output_projections(self.model, module, query.shape[1], value.shape[3])
+        matrices = output_projections(self.model, known, query.shape[1], value.shape[3])
         self._each(
             AttentionCall(
                 name,

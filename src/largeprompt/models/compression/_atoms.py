@@ -96,10 +96,10 @@ def importance(layer: Layer, reading: Reading) -> Tensor:
     return worth.masked_fill(layer.log_weights == -math.inf, -1.0)
 
 
-def size(layer: Layer, reading: Reading) -> float:
+def size(layer: Layer, reading: Reading) -> Tensor:
     """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
     squares = (reading.outputs @ layer.roots).square().sum(dim=-1)
-    return float(squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt())
+    return squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt()
 
 
 def roots_of(projections: Tensor | None, future: Future) -> Tensor:

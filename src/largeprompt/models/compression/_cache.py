@@ -26,7 +26,7 @@ from ._atoms import (
     size,
     smallest,
 )
-from ._future import Segment, every, replayed
+from ._future import Future, Segment, every, replayed
 from ._rotation import rotation_of
 from ._share import Goal, counts_of
 
@@ -69,6 +69,7 @@ class CompressedCache(Cache):
             )
         use_compressed_attention(model)
         self._model, self._rotate = model, rotation_of(model)
+        self._names: dict[nn.Module | None, str] = {module: name for name, module in model.named_modules()}
         self.errors: dict[int, Tensor] = {}
         stored: list[Any] = [StoredLayer(queries) if each else layer for each, layer in zip(whole, layers, strict=True)]
         super().__init__(layers=stored)
@@ -96,16 +97,17 @@ class CompressedCache(Cache):
                 )
         if not ready:
             return
-        worth, sizes, readings = [], [], []
+        worth, sizes, readings, futures = [], [], [], []
         for layer in ready.values():
             problem = self._problem(layer)
+            futures.append(problem.future)
             readings.append(read(problem))
             worth.append(importance(problem, readings[-1]))
             sizes.append(size(problem, readings[-1]))
         count = min(self.goal.count(next(iter(ready.values())).seen), worth[0].shape[-1])
         counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
         for at, (i, layer) in enumerate(ready.items()):
-            problem, reading = self._problem(layer), readings[at]
+            problem, reading = self._problem(layer, futures[at]), readings[at]
             sinks = min(SINKS, worth[at].shape[-1])
             if self.goal.tolerance is None:
                 atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks))
@@ -115,13 +117,13 @@ class CompressedCache(Cache):
             layer.checked = Check(problem, self._check) if self._check else None
             layer.replace(atoms)
 
-    def _problem(self, layer: "StoredLayer") -> Layer:
+    def _problem(self, layer: "StoredLayer", future: Future | None = None) -> Layer:
         keys, values, log_weights = layer.whole()
-        future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, self._rotate)
+        if future is None:
+            future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, self._rotate)
         if layer.roots is None:
-            heads = future.queries.shape[1] * future.queries.shape[2]
-            matrices = output_projections(self._model, layer.module, heads, values.shape[-1])
-            layer.roots = roots_of(matrices, future)
+            heads, name = future.queries.shape[1] * future.queries.shape[2], self._names.get(layer.module)
+            layer.roots = roots_of(output_projections(self._model, name, heads, values.shape[-1]), future)
         return Layer(keys, values, log_weights, layer.scale, future, layer.roots)
 
     @property

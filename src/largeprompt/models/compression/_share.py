@@ -38,7 +38,7 @@ class Goal:
         return min(max(int(wanted), _FEWEST), tokens)
 
 
-def counts_of(worth: list[Tensor], sizes: list[float], count: int) -> list[int]:
+def counts_of(worth: list[Tensor], sizes: list[Tensor], count: int) -> list[int]:
     """How many tokens the heads of each layer keep, `count` on average.
 
     `worth` has what each token of a layer is worth (b, G, L), in the unit of the residual stream; `sizes` those of the
@@ -47,7 +47,7 @@ def counts_of(worth: list[Tensor], sizes: list[float], count: int) -> list[int]:
     least = min(max(_FEWEST, int(LEAST * count)), count)
     ranked = []
     for tokens, size in zip(worth, sizes, strict=True):
-        relative = tokens / max(size, 1e-30) ** POWER
+        relative = tokens / size.clamp_min(1e-30) ** POWER
         first = relative.topk(min(least, relative.shape[-1]), dim=-1).indices
         ranked.append(relative.scatter(-1, first, math.inf))
     heads = [x[..., 0].numel() for x in ranked]
