@@ -1,4 +1,4 @@
-r"""A prompt as a shorter one that the queries to come cannot tell apart: atoms chosen, then weighed and moved.
+r"""A prompt as a shorter one with the same outputs for the queries to come: atoms chosen, then weighed and moved.
 
 For a query $j$ of the law let $x_{ij}$ be the weight of token $i$ in the softmax over the prompt and all that the query
 will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order,
@@ -114,10 +114,11 @@ def roots_of(projections: Tensor | None, future: Future) -> Tensor:
     return torch.linalg.cholesky(gram).float().reshape(G, r, v, v)
 
 
-def choose(importance: Tensor, count: int, sinks: int) -> Tensor:
-    """The places (b, G, count) of the tokens that are worth most, the first ones always among them."""
+def choose(importance: Tensor, count: int, sinks: int, recent: int = 0) -> Tensor:
+    """The places (b, G, count) of the tokens worth most; the first ones and some recent ones are always among them."""
     seen = importance >= 0  # at the left of a padded prompt are tokens that are hidden
     ranked = importance.masked_fill(seen & (seen.cumsum(dim=-1) <= sinks), math.inf)
+    ranked[..., ranked.shape[-1] - min(recent, count // 8) :] = math.inf
     return ranked.topk(count, dim=-1).indices.sort(dim=-1).values
 
 
@@ -209,13 +210,13 @@ def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
     return wrong / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int) -> Atoms:
+def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int) -> Atoms:
     """The fewest atoms whose predicted error is within the tolerance for every head."""
     low, high = sinks, layer.keys.shape[2]
     best = taken(layer, torch.arange(high, device=worth.device).expand(worth.shape))
     while high - low > max(1, high // 32):
         middle = (low + high) // 2
-        atoms = fitted(layer, reading, choose(worth, middle, sinks))
+        atoms = fitted(layer, reading, choose(worth, middle, sinks, recent))
         if bool((relative_error(layer, reading, atoms) <= tolerance).all()):
             best, high = atoms, middle
         else:

@@ -32,6 +32,7 @@ from ._share import Goal, counts_of
 
 NAME = "largeprompt"
 SINKS = 4  # first tokens that are always kept
+RECENT = 32  # last tokens that are kept, at most an eighth of all that are
 _ROOM = 256  # tokens by which a buffer grows
 
 
@@ -110,9 +111,9 @@ class CompressedCache(Cache):
             problem, reading = self._problem(layer, futures[at]), readings[at]
             sinks = min(SINKS, worth[at].shape[-1])
             if self.goal.tolerance is None:
-                atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks))
+                atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks, RECENT))
             else:
-                atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks)
+                atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks, RECENT)
             self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
             layer.checked = Check(problem, self._check) if self._check else None
             layer.replace(atoms)
