@@ -27,7 +27,10 @@ def ratio(ours: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
     """The ratio of means over the same texts, and an interval of 90 % from texts drawn again."""
     rng = np.random.default_rng(0)
     at = rng.integers(len(ours), size=(RESAMPLES, len(ours)))
-    low, high = np.quantile(ours[at].mean(axis=1) / other[at].mean(axis=1), [0.05, 0.95])
+    theirs = other[at].mean(axis=1)
+    if theirs.min() <= 0:  # then a ratio says nothing
+        return float(ours.mean() / other.mean()), -np.inf, np.inf
+    low, high = np.quantile(ours[at].mean(axis=1) / theirs, [0.05, 0.95])
     return float(ours.mean() / other.mean()), float(low), float(high)
 
 

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from largeprompt import models
 from largeprompt.measures import Empirical, Mixture
 from largeprompt.models.compression import compress

@@ -126,7 +126,7 @@ def test_what_is_kept_and_counted(name, ids):
     cache.compress()
     atoms = [layer.atoms for layer in cache.stored.values()]
     assert sum(atoms) == 2 * 30
-    assert cache.memory == G * sum(atoms) * (2 * k + 1)
+    assert cache.memory == G * sum(atoms) * (2 * k + 2)
     assert [layer.seen for layer in cache.stored.values()] == [60, 60]
     assert [each.shape for each in cache.errors.values()] == [(1, model.config.num_attention_heads)] * 2
     cache.compress()  # nothing has come since

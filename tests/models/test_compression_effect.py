@@ -51,7 +51,7 @@ def test_losses_and_errors_are_those_of_the_cache(model, ids):
     assert np.abs(change).mean() > 1e-4  # else nothing is seen of the compression
     np.testing.assert_allclose(found.errors, errors, rtol=1e-4)
     assert found.atoms.sum() == 24
-    assert found.memory_share == (2 * 12 * 2 * 17) / (2 * 60 * 2 * 16)
+    assert found.memory_share == (2 * 12 * 2 * 18) / (2 * 60 * 2 * 16)
 
 
 def test_the_model_is_left_as_it_was(model, ids):

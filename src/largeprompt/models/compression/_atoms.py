@@ -19,6 +19,8 @@ from torch import Tensor
 
 from ._future import Future
 
+SINKS = 4  # first tokens that are always kept
+RECENT = 32  # last tokens that are kept, at most an eighth of all that are
 RIDGE = 0.1  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
 FITTED = 1024  # queries of a head of keys that a fit uses, about
@@ -44,6 +46,7 @@ class Reading(NamedTuple):
     log_total: Tensor  # (b, G, r, n): log of all that a query weighs
     outputs: Tensor  # (b, G, r, n, v)
     mean_weights: Tensor  # (b, G, r, L)
+    prompt: Tensor  # (b, G, r, n, v + 1): the part of an output that the prompt gives, and its share of the weight
 
 
 class Atoms(NamedTuple):
@@ -61,7 +64,7 @@ def read(layer: Layer) -> Reading:
     r, n = future.queries.shape[2:4]
     block = max(1, _AT_ONCE // (b * G * r * L))
     values = torch.cat([layer.values, torch.ones_like(layer.values[..., :1])], dim=-1)[:, :, None]
-    totals, outputs, weighed = [], [], layer.keys.new_zeros(b, G, r, L)
+    totals, outputs, prompts, weighed = [], [], [], layer.keys.new_zeros(b, G, r, L)
     for first in range(0, n, block):
         part = Future(*(x[:, :, :, first : first + block] for x in future))
         scores = _scores(layer, part.queries, layer.keys, layer.log_weights)
@@ -72,9 +75,10 @@ def read(layer: Layer) -> Reading:
         factor = torch.exp(top[..., 0] - total)
         since = torch.exp(part.log_mass - total)[..., None]
         totals.append(total)
-        outputs.append(factor[..., None] * read[..., :-1] + since * part.output)
+        prompts.append(factor[..., None] * read)
+        outputs.append(prompts[-1][..., :-1] + since * part.output)
         weighed = weighed + (factor[..., None, :] @ masses)[..., 0, :]
-    return Reading(torch.cat(totals, dim=3), torch.cat(outputs, dim=3), weighed / n)
+    return Reading(torch.cat(totals, dim=3), torch.cat(outputs, dim=3), weighed / n, torch.cat(prompts, dim=3))
 
 
 def _scores(layer: Layer, queries: Tensor, keys: Tensor, log_weights: Tensor) -> Tensor:
@@ -129,9 +133,7 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     at = _places(layer, 0)
     part, total = Future(*(x[:, :, :, at] for x in layer.future)), reading.log_total[:, :, :, at]
     X = _weights(layer, part.queries, total, keys, log_weights).reshape(b, G, -1, m)
-    since = torch.exp(part.log_mass - total)
-    wanted = reading.outputs[:, :, :, at] - since[..., None] * part.output  # Σ over all tokens of x v
-    share = (1 - since)[..., None]  # Σ over all tokens of x
+    wanted, share = reading.prompt[:, :, :, at].split([values.shape[-1], 1], dim=-1)  # Σ over all tokens of x v and x
     seen = layer.log_weights[..., None] > -math.inf
     centre = (layer.values * seen).sum(dim=2, keepdim=True) / seen.sum(dim=2, keepdim=True).clamp_min(1)
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
@@ -210,9 +212,11 @@ def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
     return wrong / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-def smallest(layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int) -> Atoms:
-    """The fewest atoms whose predicted error is within the tolerance for every head."""
-    low, high = sinks, layer.keys.shape[2]
+def smallest(
+    layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int, least: int
+) -> Atoms:
+    """The fewest atoms, at least so many, whose predicted error is within the tolerance for every head."""
+    low, high = max(sinks, least), layer.keys.shape[2]
     best = taken(layer, torch.arange(high, device=worth.device).expand(worth.shape))
     while high - low > max(1, high // 32):
         middle = (low + high) // 2

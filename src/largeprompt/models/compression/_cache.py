@@ -15,6 +15,8 @@ from largeprompt import _checks as checks
 
 from .._projection import output_projections
 from ._atoms import (
+    RECENT,
+    SINKS,
     Atoms,
     Layer,
     choose,
@@ -27,12 +29,11 @@ from ._atoms import (
     smallest,
 )
 from ._future import Future, Segment, every, replayed
-from ._rotation import rotation_of
+from ._rotation import is_rotated, rotation_of
 from ._share import Goal, counts_of
 
 NAME = "largeprompt"
-SINKS = 4  # first tokens that are always kept
-RECENT = 32  # last tokens that are kept, at most an eighth of all that are
+_FEWEST = 16  # tokens from which on what was compressed is compressed again
 _ROOM = 256  # tokens by which a buffer grows
 
 
@@ -87,9 +88,10 @@ class CompressedCache(Cache):
             self.compress()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
+    @torch.no_grad()
     def compress(self) -> None:
-        """Put a shorter measure in place of all that is stored."""
-        ready = {i: layer for i, layer in self.stored.items() if layer.fresh}
+        """Put a shorter measure in place of all that is stored; after the first time, once 16 tokens have come."""
+        ready = {i: layer for i, layer in self.stored.items() if layer.fresh >= (_FEWEST if layer.atoms else 1)}
         for i, layer in ready.items():
             if not layer.recorded:
                 raise ValueError(
@@ -103,25 +105,29 @@ class CompressedCache(Cache):
             problem = self._problem(layer)
             futures.append(problem.future)
             readings.append(read(problem))
-            worth.append(importance(problem, readings[-1]))
+            worth.append(layer.worth_with(importance(problem, readings[-1])))
             sizes.append(size(problem, readings[-1]))
-        count = min(self.goal.count(next(iter(ready.values())).seen), worth[0].shape[-1])
+        count = self.goal.count(next(iter(ready.values())).seen)
         counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
         for at, (i, layer) in enumerate(ready.items()):
             problem, reading = self._problem(layer, futures[at]), readings[at]
             sinks = min(SINKS, worth[at].shape[-1])
             if self.goal.tolerance is None:
                 atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks, RECENT))
-            else:
-                atoms = smallest(problem, reading, worth[at], self.goal.tolerance, sinks, RECENT)
-            self.errors[i] = relative_error(problem, reading, atoms).flatten(1)
+            else:  # what stands for earlier text stays: its queries are not known any more
+                fixed = worth[at].clone()
+                fixed[..., : layer.atoms] = math.inf
+                atoms = smallest(problem, reading, fixed, self.goal.tolerance, sinks, RECENT, layer.atoms)
+            error = relative_error(problem, reading, atoms).flatten(1)
+            self.errors[i] = torch.hypot(error, self.errors[i]) if layer.atoms and i in self.errors else error
             layer.checked = Check(problem, self._check) if self._check else None
-            layer.replace(atoms)
+            layer.replace(atoms, torch.take_along_dim(worth[at], atoms.kept, dim=2))
 
     def _problem(self, layer: "StoredLayer", future: Future | None = None) -> Layer:
         keys, values, log_weights = layer.whole()
         if future is None:
-            future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, self._rotate)
+            rotate = self._rotate if layer.module is not None and is_rotated(layer.module) else None
+            future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, rotate)
         if layer.roots is None:
             heads, name = future.queries.shape[1] * future.queries.shape[2], self._names.get(layer.module)
             layer.roots = roots_of(output_projections(self._model, name, heads, values.shape[-1]), future)
@@ -159,6 +165,7 @@ class StoredLayer(CacheLayerMixin):
         self.hidden: Tensor | None = None
         self.module: nn.Module | None = None
         self.roots: Tensor | None = None
+        self.worth: Tensor | None = None
         self.scale = 1.0
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
@@ -179,7 +186,7 @@ class StoredLayer(CacheLayerMixin):
         if not self.is_initialized:
             return 0
         b, G, _, k = self.keys.shape
-        return b * G * (self.used * (k + self.values.shape[-1]) + self.atoms)
+        return b * G * (self.used * (k + self.values.shape[-1]) + 2 * self.atoms)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take type, device and shape from the first tokens."""
@@ -197,8 +204,8 @@ class StoredLayer(CacheLayerMixin):
         n = key_states.shape[2]
         if self.used + n > self.keys.shape[2]:
             self._grow(self.used + n + (_ROOM if self.used else 0))
-        self.keys[:, :, self.used : self.used + n] = key_states
-        self.values[:, :, self.used : self.used + n] = value_states
+        self.keys[:, :, self.used : self.used + n] = key_states.detach()
+        self.values[:, :, self.used : self.used + n] = value_states.detach()
         self.used, self.seen = self.used + n, self.seen + n
         keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
         keys.stored_layer = self  # pyright: ignore[reportAttributeAccessIssue]
@@ -216,7 +223,7 @@ class StoredLayer(CacheLayerMixin):
 
     def record(self, module: nn.Module, queries: Tensor, mask: Tensor | None, scale: float) -> None:
         """Keep some of the queries of tokens that have just come, and which tokens are hidden."""
-        self.module, self.scale = module, scale
+        self.module, self.scale, queries = module, scale, queries.detach()
         if queries.shape[2] == 1:
             self._single.append(queries)
         else:
@@ -225,9 +232,8 @@ class StoredLayer(CacheLayerMixin):
                 *self.segments(),
                 Segment(queries[:, :, step - 1 + queries.shape[2] % step :: step], queries.shape[2], step),
             ]
-        if mask is not None and not self.atoms:
-            last = mask[:, 0, -1]
-            self.hidden = ~last if last.dtype == torch.bool else last < torch.finfo(last.dtype).min / 2
+        if mask is not None:
+            self.hidden = torch.nn.functional.pad(~_shown(mask)[:, 0, -1, -self.fresh :], (self.atoms, 0))
 
     def segments(self) -> list[Segment]:
         """The queries known, tokens that came one by one joined."""
@@ -245,8 +251,17 @@ class StoredLayer(CacheLayerMixin):
             log_weights = log_weights.masked_fill(hidden[:, None], -math.inf)
         return keys, values, log_weights
 
-    def replace(self, atoms: Atoms) -> None:
-        """Store atoms in place of all tokens."""
+    def worth_with(self, fresh: Tensor) -> Tensor:
+        """What tokens are worth, (b, G, used): for atoms, the mean over all queries so far, not the last alone."""
+        if self.worth is None:
+            return fresh
+        old = self.seen - self.fresh
+        atoms = (old * self.worth + self.fresh * fresh[..., : self.atoms]) / self.seen
+        return torch.cat([atoms, fresh[..., self.atoms :]], dim=-1)
+
+    def replace(self, atoms: Atoms, worth: Tensor) -> None:
+        """Store atoms, which are worth so much, in place of all tokens."""
+        self.worth, self.roots = worth, None
         self.atoms = self.used = atoms.keys.shape[2]
         self.keys = atoms.keys.to(self.dtype)
         self.values = atoms.values.to(self.dtype)
@@ -276,6 +291,10 @@ class StoredLayer(CacheLayerMixin):
         self.is_initialized = False
         self._clear()
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what has been compressed cannot be taken back."""
+        raise ValueError("tokens cannot be taken back from a compressed cache; generate without assisted decoding")
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take other prompts of the batch, as a beam search does."""
         self.batch_select_indices(beam_idx)
@@ -291,9 +310,9 @@ class StoredLayer(CacheLayerMixin):
     def _each(self, change: Any) -> None:
         if not self.is_initialized:
             return
-        for name in ("keys", "values", "bias"):
-            setattr(self, name, change(getattr(self, name)))
-        self.hidden = None if self.hidden is None else change(self.hidden)
+        for name in ("keys", "values", "bias", "worth", "hidden"):
+            if getattr(self, name) is not None:
+                setattr(self, name, change(getattr(self, name)))
         self._segments = [segment._replace(queries=change(segment.queries)) for segment in self.segments()]
 
 
@@ -317,17 +336,25 @@ def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     if layer is not None:
         layer.record(module, query, attention_mask, scale)
         if layer.atoms:
-            return _weighted(query, key, value, layer, scale), None
+            return _weighted(query, key, value, layer, scale, attention_mask), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )
 
 
-def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, scale: float) -> Tensor:
+def _shown(mask: Tensor) -> Tensor:
+    """Which tokens a mask of the model shows."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, scale: float, mask: Any) -> Tensor:
     """Attention on atoms with weights and the tokens after them; queries that share keys go together."""
     (b, H, n, k), (G, used) = query.shape, key.shape[1:3]
     bias = layer.bias[..., :used]
-    if n > 1:
+    if mask is not None:
+        shown = torch.nn.functional.pad(_shown(mask)[:, :1, :, -layer.fresh :], (layer.atoms, 0), value=True)
+        bias = bias.masked_fill(~shown, -math.inf).repeat(1, 1, H // G, 1)
+    elif n > 1:
         later = torch.ones(n, used, dtype=torch.bool, device=query.device).triu(used - n + 1)
         bias = bias.masked_fill(later, -math.inf).repeat(1, 1, H // G, 1)
     grouped = query.reshape(b, G, -1, k)

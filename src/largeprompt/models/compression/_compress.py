@@ -20,11 +20,10 @@ from largeprompt.measures import Empirical, Gaussian, Mixture
 from largeprompt.measures._worth import tail_index
 
 from .._statistics import HEAVIEST
-from ._atoms import Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, roots_of, taken
+from ._atoms import SINKS, Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, roots_of, taken
 from ._future import Future, given
 from ._share import Goal
 
-SINKS = 4
 _BELOW = 0.95  # share of queries that must be below the threshold
 
 
@@ -128,7 +127,10 @@ def _within(layer: Layer, reading: Reading, worth: Tensor, tokens: int, gaussian
     if not _may_stand(layer, reading, kept, law):
         return best
     beside = layer._replace(future=_with(layer, law))
-    other = _head(beside, reading, fitted(beside, reading, kept), law)
+    since = torch.exp(beside.future.log_mass - reading.log_total)[..., None]
+    rest = torch.cat([beside.future.output, torch.ones_like(since)], dim=-1)
+    left = reading._replace(prompt=reading.prompt - since * rest)
+    other = _head(beside, reading, fitted(beside, left, kept), law)
     return min(best, other, key=lambda head: float(head.errors.max()))
 
 

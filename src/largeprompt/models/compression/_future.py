@@ -70,9 +70,9 @@ def replayed(
 def _replayed(segment, keys, values, hidden, scale, stop, rotate) -> Future:
     b, H, _, k = segment.queries.shape
     G, step = keys.shape[1], segment.step
-    n = max(min(PIECE, segment.length) // step, 1)
+    pieces = -(-segment.length // PIECE)
+    n = max(segment.length // pieces // step, 1)
     length = min(n * step, segment.length)
-    pieces = segment.length // length
     queries = segment.queries[:, :, -pieces * n :].float().reshape(b, H, pieces, n, k)
     begin = stop - pieces * length
     near, since = (x[:, :, begin:stop].float().reshape(b, G, 1, pieces, length, -1) for x in (keys, values))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from .._projection import output_projections
-from ._atoms import Layer, choose, fitted, importance, read, revalued, roots_of
+from ._atoms import RECENT, SINKS, Layer, choose, fitted, importance, read, revalued, roots_of
 from ._folding import folded
 from ._future import Segment, every, replayed
 from ._rotation import rotation_of
@@ -21,8 +21,6 @@ try:
     )
 except ImportError as error:
     raise ImportError(f"MeasurePress needs kvpress, which is not installed ({error}): pip install kvpress") from error
-
-SINKS = 4  # first tokens that are always kept
 
 
 @dataclasses.dataclass
@@ -55,7 +53,7 @@ class MeasurePress(BasePress):
             return keys, values
         layer = self._problem(module, hidden_states, keys.float(), values.float(), kwargs)
         reading = read(layer)
-        atoms = fitted(layer, reading, choose(importance(layer, reading), count, min(SINKS, count)))
+        atoms = fitted(layer, reading, choose(importance(layer, reading), count, min(SINKS, count), RECENT))
         moved, folds = folded(atoms.keys, atoms.log_weights, layer.future.queries, layer.scale)
         plain = torch.take_along_dim(layer.values, atoms.kept[..., None], dim=2)
         begin = torch.where(folds[..., None, None], atoms.values, plain)
@@ -69,5 +67,5 @@ class MeasurePress(BasePress):
         step = every(n, self.queries)
         segment = Segment(queries[:, :, step - 1 + n % step :: step], n, step)
         future = replayed([segment], keys, values, None, module.scaling, rotation_of(module))
-        roots = roots_of(output_projections(module, module, queries.shape[1], values.shape[-1]), future)
+        roots = roots_of(output_projections(module, "", queries.shape[1], values.shape[-1]), future)
         return Layer(keys, values, torch.zeros_like(keys[..., 0]), module.scaling, future, roots)

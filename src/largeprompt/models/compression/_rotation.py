@@ -7,6 +7,14 @@ from torch import Tensor, nn
 
 from ._future import Rotation
 
+_WITHOUT = ("cohere2", "exaone4")  # models whose layers of full attention have no rotary embedding
+
+
+def is_rotated(module: nn.Module) -> bool:
+    """Whether an attention module of full attention, of a model with rotary embedding, uses it."""
+    kind = getattr(getattr(module, "config", None), "model_type", "")
+    return bool(getattr(module, "use_rope", True)) and kind not in _WITHOUT
+
 
 def rotation_of(model: nn.Module) -> Rotation | None:
     """A function that moves queries by positions; None for a model without rotary embedding, where they stay."""
@@ -20,6 +28,11 @@ def rotation_of(model: nn.Module) -> Rotation | None:
     if apply is None or not hasattr(rotary, "inv_freq"):
         raise ValueError(
             f"queries of {type(model).__name__} cannot be moved: its {name} is of a kind that is not known"
+        )
+    if getattr(rotary, "rope_type", "default") in ("longrope", "dynamic"):
+        raise ValueError(
+            f"queries of {type(model).__name__} cannot be moved: its rotary embedding ({rotary.rope_type}) depends on "
+            "the length of the text; give a model with one that does not"
         )
     size = float(getattr(rotary, "attention_scaling", 1.0))
 
