@@ -44,7 +44,7 @@ class CompressedCache(Cache):
     and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
     come rests on. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
     how far their outputs are from those on it.
-    The model's attention function is replaced by one that does the same as before with every other cache.
+    The model's attention function is replaced by one that does what `sdpa` does with every other cache.
     """
 
     def __init__(
