@@ -124,3 +124,13 @@ def test_tokens_are_not_taken_back(model):
     model(tokens(40), past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be taken back"):
         cache.stored[0].crop(-3)
+
+
+def test_another_attention_function_is_noticed(model):
+    cache = CompressedCache(model, keep=0.5)
+    model(tokens(40), past_key_values=cache)
+    cache.compress()
+    model.set_attn_implementation("sdpa")
+    model(tokens(1), past_key_values=cache)
+    with pytest.raises(ValueError, match="another attention function"):
+        model(tokens(1), past_key_values=cache)

@@ -39,6 +39,7 @@ class StoredLayer(CacheLayerMixin):
         self.scale = 1.0
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
+        self._unseen = 0  # tokens whose queries have not been seen
 
     @property
     def fresh(self) -> int:
@@ -71,7 +72,12 @@ class StoredLayer(CacheLayerMixin):
         """Store new tokens; what is returned knows the layer that it comes from."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        n = key_states.shape[2]
+        if self._unseen and self.atoms:
+            raise ValueError(
+                "a model has read a compressed cache with another attention function, which leaves out its weights; "
+                "make a cache again after changing the model's attention"
+            )
+        n = self._unseen = key_states.shape[2]
         if self.used + n > self.keys.shape[2]:
             self._grow(self.used + n + (_ROOM if self.used else 0))
         self.keys[:, :, self.used : self.used + n] = key_states.detach()
@@ -93,7 +99,7 @@ class StoredLayer(CacheLayerMixin):
 
     def record(self, module: nn.Module, queries: Tensor, mask: Tensor | None, scale: float) -> None:
         """Keep some of the queries of tokens that have just come, and which tokens are hidden."""
-        self.module, self.scale, queries = module, scale, queries.detach()
+        self.module, self.scale, queries, self._unseen = module, scale, queries.detach(), 0
         if queries.shape[2] == 1:
             self._single.append(queries)
         else:
