@@ -56,7 +56,7 @@ def test_deviations_and_constants_near_by_are_those_of_the_law_within_their_erro
 
 
 def test_the_error_of_a_deviation_contains_the_spread_over_stand_ins():
-    """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would tell."""
+    """Prompts as long as the stand-in: half of the square is the stand-in's, which no number of prompts would show."""
     zero, values, errors = np.zeros(2), [], []
     for seed in range(8):
         with warnings.catch_warnings():

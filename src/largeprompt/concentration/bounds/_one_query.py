@@ -120,7 +120,7 @@ def fourth_order_tail(l: float, log_sigma: Logs, growth: float, D: int, reach: L
 
 
 def _difference(one: Logs, other: Logs) -> Logs:
-    """e^one - e^other for any size: at most 1e299, which e^{-x} cannot tell from more, and -inf below -1e299."""
+    """e^one - e^other for any size: at most 1e299, which e^{-x} cannot distinguish from more, and -inf below -1e299."""
     cap = 690.0
     fall = np.exp(np.minimum(one, cap)) * -np.expm1(np.minimum(other - one, 0))
     rise = np.exp(np.minimum(other, cap)) * np.expm1(np.minimum(one - other, 0))

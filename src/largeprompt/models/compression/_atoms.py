@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ._future import Future
+from ._share import fewest
 
 SINKS = 4  # first tokens that are always kept
 RECENT = 32  # last tokens that are kept, at most an eighth of all that are
@@ -216,13 +217,11 @@ def smallest(
     layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int, least: int
 ) -> Atoms:
     """The fewest atoms, at least so many, whose predicted error is within the tolerance for every head."""
-    low, high = max(sinks, least), layer.keys.shape[2]
-    best = taken(layer, torch.arange(high, device=worth.device).expand(worth.shape))
-    while high - low > max(1, high // 32):
-        middle = (low + high) // 2
-        atoms = fitted(layer, reading, choose(worth, middle, sinks, recent))
-        if bool((relative_error(layer, reading, atoms) <= tolerance).all()):
-            best, high = atoms, middle
-        else:
-            low = middle
-    return best
+
+    def attempt(count: int) -> Atoms | None:
+        atoms = fitted(layer, reading, choose(worth, count, sinks, recent))
+        return atoms if bool((relative_error(layer, reading, atoms) <= tolerance).all()) else None
+
+    L = layer.keys.shape[2]
+    whole = taken(layer, torch.arange(L, device=worth.device).expand(worth.shape))
+    return fewest(max(sinks, least), L, whole, attempt)

@@ -22,7 +22,7 @@ from largeprompt.measures._worth import tail_index
 from .._statistics import HEAVIEST
 from ._atoms import SINKS, Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, roots_of, taken
 from ._future import Future, given
-from ._share import Goal
+from ._share import Goal, fewest
 
 _BELOW = 0.95  # share of queries that must be below the threshold
 
@@ -100,16 +100,15 @@ def compress(
         if tolerance is None:
             found.append(_within(layer, reading, worth, goal.count(L), gaussian))
             continue
-        low, high = min(SINKS, L), L
-        best = _head(layer, reading, taken(layer, torch.arange(L, device=worth.device)[None, None]), None)
-        while high - low > max(1, high // 32):
-            middle = (low + high) // 2
-            head = _within(layer, reading, worth, middle, gaussian)
-            if float(head.errors.max()) <= tolerance:
-                best, high = head, middle
-            else:
-                low = middle
-        found.append(best)
+
+        def attempt(
+            tokens: int, layer: Layer = layer, reading: Reading = reading, worth: Tensor = worth
+        ) -> CompressedHead | None:
+            head = _within(layer, reading, worth, tokens, gaussian)
+            return head if float(head.errors.max()) <= tolerance else None
+
+        whole = _head(layer, reading, taken(layer, torch.arange(L, device=worth.device)[None, None]), None)
+        found.append(fewest(min(SINKS, L), L, whole, attempt))
     return found
 
 

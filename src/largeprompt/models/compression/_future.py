@@ -34,12 +34,12 @@ class Future(NamedTuple):
     output: Tensor  # (b, G, r, n, v): their own output; 0 for the query of a hidden token
 
 
-def every(tokens: int, most: int) -> int:
-    """The least power of two by which `tokens` queries become at most so many."""
-    step = 1
-    while tokens > step * most:
+def segment_of(queries: Tensor, most: int) -> Segment:
+    """At most so many of the queries (b, H, n, k) of tokens in a row, evenly spaced."""
+    n, step = queries.shape[2], 1
+    while n > step * most:
         step *= 2
-    return step
+    return Segment(queries[:, :, step - 1 + n % step :: step], n, step)
 
 
 def given(queries: Tensor, values: Tensor) -> Future:

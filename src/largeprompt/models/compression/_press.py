@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from .._projection import output_projections
 from ._atoms import RECENT, SINKS, Layer, choose, fitted, importance, read, revalued, roots_of
 from ._folding import folded
-from ._future import Segment, every, replayed
+from ._future import replayed, segment_of
 from ._rotation import rotation_of
 
 try:
@@ -63,9 +63,6 @@ class MeasurePress(BasePress):
         cos, sin = (part[:, None] for part in kwargs["position_embeddings"])
         queries = get_prerope_query_states(module, hidden_states)
         queries = queries * cos + rotate_half(queries) * sin
-        n = queries.shape[2]
-        step = every(n, self.queries)
-        segment = Segment(queries[:, :, step - 1 + n % step :: step], n, step)
-        future = replayed([segment], keys, values, None, module.scaling, rotation_of(module))
+        future = replayed([segment_of(queries, self.queries)], keys, values, None, module.scaling, rotation_of(module))
         roots = roots_of(output_projections(module, "", queries.shape[1], values.shape[-1]), future)
         return Layer(keys, values, torch.zeros_like(keys[..., 0]), module.scaling, future, roots)

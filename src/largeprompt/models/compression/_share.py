@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +11,9 @@ from torch import Tensor
 POWER = 0.5  # of a layer's size, by which the worth of its tokens is divided
 LEAST = 0.2  # of an even share: what every head keeps at least
 _FEWEST = 8  # tokens
+
+
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +72,16 @@ def counts_of(worth: list[Tensor], sizes: list[Tensor], count: int) -> list[int]
         if counts[i] < ranked[i].shape[-1]:
             counts[i], spare = counts[i] + 1, spare - heads[i]
     return counts
+
+
+def fewest(low: int, high: int, whole: Found, attempt: Callable[[int], Found | None]) -> Found:
+    """What an attempt gives with the fewest tokens with which it succeeds, to a part in 32; `whole` is that of all."""
+    best = whole
+    while high - low > max(1, high // 32):
+        middle = (low + high) // 2
+        found = attempt(middle)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best

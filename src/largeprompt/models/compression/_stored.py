@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import CacheLayerMixin
 
 from ._atoms import Atoms, Layer
-from ._future import Segment, every
+from ._future import Segment, segment_of
 
 _ROOM = 256  # tokens by which a buffer grows
 
@@ -103,11 +103,7 @@ class StoredLayer(CacheLayerMixin):
         if queries.shape[2] == 1:
             self._single.append(queries)
         else:
-            step = every(queries.shape[2], self._most)
-            self._segments = [
-                *self.segments(),
-                Segment(queries[:, :, step - 1 + queries.shape[2] % step :: step], queries.shape[2], step),
-            ]
+            self._segments = [*self.segments(), segment_of(queries, self._most)]
         if mask is not None:
             self.hidden = torch.nn.functional.pad(~shown(mask)[:, 0, -1, -self.fresh :], (self.atoms, 0))
 
