@@ -1,8 +1,10 @@
 import sys
+from pathlib import Path
 
 import pytest
 
 from largeprompt import cli
+from model_prompts import TEXT
 
 
 @pytest.fixture
@@ -17,3 +19,10 @@ def command(monkeypatch, capsys, tmp_path):
         return end.value.code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def text(command):
+    """A text file in the folder of the test."""
+    Path("text.txt").write_text(TEXT)
+    return "text.txt"

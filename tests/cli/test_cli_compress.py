@@ -1,6 +1,5 @@
 """`largeprompt compress` as a user meets it: small random models and tokenizers made here, files, and bad input."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 from largeprompt.models._load import quiet
+from model_prompts import TEXT, strict
 
 FILES = {"compression.png", "compression.json"}
 WORDS = ["[UNK]", *(f"w{i}" for i in range(40))]
-TEXT = " ".join(f"w{(i * i + 3 * i // 2) % 40}" for i in range(100))
 SIZES: Any = {
     "vocab_size": len(WORDS),
     "hidden_size": 32,
@@ -60,22 +59,6 @@ def home(tmp_path_factory):
     for name, model in made.items():
         save(model, home / name)
     return home
-
-
-@pytest.fixture
-def text():
-    """In the folder of the test."""
-    Path("text.txt").write_text(TEXT)
-    return "text.txt"
-
-
-def strict(text):
-    """JSON without NaN and Infinity, which are not JSON."""
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    return json.loads(text, parse_constant=refuse)
 
 
 LENGTHS = ("--length", "60", "--continuation", "20")

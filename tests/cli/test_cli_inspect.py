@@ -13,9 +13,9 @@ import xarray as xr
 
 from largeprompt.models._load import quiet
 from largeprompt.models.report import FILES
+from model_prompts import TEXT, strict
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(40))]
-TEXT = " ".join(f"w{(i * i + 3 * i // 2) % 40}" for i in range(100))
 
 
 def save_tokenizer(folder, special):
@@ -60,22 +60,6 @@ def models(tmp_path_factory):
         save(model, home / name)
         save_tokenizer(home / name, special=name == "bert")
     return home
-
-
-@pytest.fixture
-def text():
-    """In the folder of the test."""
-    Path("text.txt").write_text(TEXT)
-    return "text.txt"
-
-
-def strict(text):
-    """JSON without NaN and Infinity, which are not JSON."""
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    return json.loads(text, parse_constant=refuse)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
