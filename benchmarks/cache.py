@@ -75,7 +75,7 @@ class Setting:
     def compressed(self, prompt: Tensor, numbers: int) -> CompressedCache:
         """A prompt read and compressed, with at most so many numbers stored."""
         config = self.model.config
-        size = 2 * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads) + 1
+        size = 2 * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads) + 2
         tokens = numbers // (config.num_hidden_layers * config.num_key_value_heads * size)
         cache = CompressedCache(self.model, tokens=tokens)
         self.model(prompt, past_key_values=cache, logits_to_keep=1)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from largeprompt.models.compression._atoms import RIDGE, Layer, choose, fitted, importance, read, relative_error, taken
+from largeprompt.models.compression._atoms import (
+    RIDGE,
+    Layer,
+    average_weights,
+    choose,
+    fitted,
+    importance,
+    read,
+    relative_error,
+    taken,
+)
 from largeprompt.models.compression._atoms import _ridge as ridge
 from largeprompt.models.compression._future import given
 from largeprompt.models.compression._share import counts_of
@@ -16,7 +26,7 @@ def smooth(seed: int, L: int = 120, n: int = 160, k: int = 6, v: int = 5) -> Lay
     t = torch.linspace(0, 6, L)[:, None]
     keys = torch.cos(t * torch.rand(k) * 2 + 6 * torch.rand(k)) + 0.1 * torch.randn(L, k)
     values = torch.sin(t * torch.rand(v) * 2 + 6 * torch.rand(v)) + 0.1 * torch.randn(L, v)
-    roots = torch.randn(1, 1, v, v)
+    roots = torch.randn(1, 1, 1, v, v)
     future = given(torch.randn(1, 1, n, k), values[None, None])
     return Layer(keys[None, None], values[None, None], torch.zeros(1, 1, L), 0.7, future, roots)
 
@@ -37,7 +47,9 @@ def test_a_layer_is_read_as_attention_reads_it():
     weights, outputs = plain(layer)
     found = read(layer)
     np.testing.assert_allclose(found.outputs[0, 0, 0], outputs, atol=1e-5)
-    np.testing.assert_allclose(found.mean_weights[0, 0, 0], weights.mean(axis=0), atol=1e-6)
+    for power in (1, 2):
+        expected = (weights**power).mean(axis=0) ** (1 / power)
+        np.testing.assert_allclose(average_weights(layer, found, power)[0, 0, 0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("j", "m"), [(40, 12), (12, 40)])
@@ -83,7 +95,7 @@ def test_fitted_atoms_are_nearer_than_the_same_tokens_on_queries_not_seen(seed):
     wrong, predicted = [], []
     for atoms in (fitted(layer, reading, kept), taken(layer, kept)):
         _, found = plain(other, *atoms[:3])
-        root = np.asarray(layer.roots[0, 0], float)
+        root = np.asarray(layer.roots[0, 0, 0], float)
         wrong.append(np.linalg.norm((found - expected) @ root) / np.linalg.norm(expected @ root))
         predicted.append(float(relative_error(layer, reading, atoms)))
     assert wrong[0] < 0.5 * wrong[1]
@@ -101,7 +113,7 @@ def test_importance_ranks_tokens_as_leaving_them_out_does():
         layer = smooth(seed, L=14)
         layer = layer._replace(values=layer.values * torch.rand(14, 1) * 3, log_weights=torch.randn(1, 1, 14))
         found = importance(layer, read(layer))[0, 0].numpy()
-        (weights, whole), root = plain(layer), np.asarray(layer.roots[0, 0], float)
+        (weights, whole), root = plain(layer), np.asarray(layer.roots[0, 0, 0], float)
         moved = np.zeros(14)
         for i in range(14):
             others = torch.arange(14) != i
@@ -120,8 +132,8 @@ def test_importance_ranks_tokens_as_leaving_them_out_does():
 @pytest.mark.parametrize("count", [8, 20, 55, 60])
 def test_a_budget_is_spent_and_no_layer_keeps_more_than_it_has(seed, count):
     torch.manual_seed(seed)
-    worth = [torch.rand(1, 3, 60) ** (1 + 4 * i) * 10.0 ** (seed - i) for i in range(4)]
-    counts = counts_of(worth, list(torch.tensor([1.0, 0.1, 3.0, 1e-3])), count)
+    worth = [torch.rand(1, 1, 3, 60) ** (1 + 4 * i) * 10.0 ** (seed - i) for i in range(4)]
+    counts = counts_of(worth, list(torch.tensor([[1.0], [0.1], [3.0], [1e-3]])), count)
     assert sum(counts) == 4 * count
     assert max(counts) <= 60
     assert min(counts) >= min(count, 8)
@@ -129,6 +141,6 @@ def test_a_budget_is_spent_and_no_layer_keeps_more_than_it_has(seed, count):
 
 def test_layers_worth_more_keep_more():
     torch.manual_seed(0)
-    low = torch.rand(1, 2, 50)
-    counts = counts_of([low, 4 * low], list(torch.ones(2)), 20)
+    low = torch.rand(1, 1, 2, 50)
+    counts = counts_of([torch.cat([low, 4 * low])], [torch.ones(2)], 20)
     assert counts[0] < 20 < counts[1]

@@ -81,7 +81,7 @@ def test_with_a_tolerance_earlier_atoms_stay_and_errors_add_up(model):
     assert all(bool((cache.errors[i] >= errors[i]).all()) for i in errors)
 
 
-def test_worth_is_the_mean_over_all_queries_so_far(model):
+def test_worth_counts_all_queries_so_far(model):
     cache = CompressedCache(model, tokens=60)
     model(tokens(200), past_key_values=cache)
     cache.compress()
@@ -91,7 +91,8 @@ def test_worth_is_the_mean_over_all_queries_so_far(model):
     model(tokens(50, seed=1), past_key_values=cache)
     fresh = torch.rand(1, 2, layer.used)
     found = layer.worth_with(fresh)
-    torch.testing.assert_close(found[..., :count], (200 * old + 50 * fresh[..., :count]) / 250)
+    expected = ((200 * old.square() + 50 * fresh[..., :count].square()) / 250).sqrt()
+    torch.testing.assert_close(found[..., :count], expected)
     assert torch.equal(found[..., count:], fresh[..., count:])
 
 

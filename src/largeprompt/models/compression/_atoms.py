@@ -12,11 +12,13 @@ least-squares problem for values and weights, held near the tokens themselves ($
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ._fused import attended
 from ._future import Future
 from ._share import fewest
 
@@ -26,19 +28,17 @@ RIDGE = 0.1  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
 FITTED = 1024  # queries of a head of keys that a fit uses, about
 _ROUNDS = 40  # of conjugate gradients
-_AT_ONCE = 2**27  # scores held at a time
-_FAR = 1e30  # below any score, and finite
 
 
 class Layer(NamedTuple):
-    """One layer's prompt and the law of its queries, in float32."""
+    """Prompts of one layer, or of several layers stacked, and the law of their queries; in the model's own type."""
 
     keys: Tensor  # (b, G, L, k)
     values: Tensor  # (b, G, L, v)
     log_weights: Tensor  # (b, G, L), −∞ for tokens that are hidden
     scale: float
     future: Future
-    roots: Tensor  # (G, r, v, v'): ‖o root‖ is the norm of a head's output in the residual stream
+    roots: Tensor  # (b or 1, G, r, v, v'): ‖o root‖ is the norm of a head's output in the residual stream
 
 
 class Reading(NamedTuple):
@@ -46,7 +46,6 @@ class Reading(NamedTuple):
 
     log_total: Tensor  # (b, G, r, n): log of all that a query weighs
     outputs: Tensor  # (b, G, r, n, v)
-    mean_weights: Tensor  # (b, G, r, L)
     prompt: Tensor  # (b, G, r, n, v + 1): the part of an output that the prompt gives, and its share of the weight
 
 
@@ -60,71 +59,72 @@ class Atoms(NamedTuple):
 
 
 def read(layer: Layer) -> Reading:
-    """Read the prompt with every query of the law; a block of queries at a time, in few passes over its scores."""
-    future, (b, G, L, _) = layer.future, layer.keys.shape
-    r, n = future.queries.shape[2:4]
-    block = max(1, _AT_ONCE // (b * G * r * L))
-    values = torch.cat([layer.values, torch.ones_like(layer.values[..., :1])], dim=-1)[:, :, None]
-    totals, outputs, prompts, weighed = [], [], [], layer.keys.new_zeros(b, G, r, L)
-    for first in range(0, n, block):
-        part = Future(*(x[:, :, :, first : first + block] for x in future))
-        scores = _scores(layer, part.queries, layer.keys, layer.log_weights)
-        top = scores.amax(dim=-1, keepdim=True).clamp_min(-_FAR)
-        masses = scores.sub_(top).exp_()
-        read = masses @ values
-        total = torch.logaddexp(top[..., 0] + read[..., -1].log(), part.log_mass)
-        factor = torch.exp(top[..., 0] - total)
-        since = torch.exp(part.log_mass - total)[..., None]
-        totals.append(total)
-        prompts.append(factor[..., None] * read)
-        outputs.append(prompts[-1][..., :-1] + since * part.output)
-        weighed = weighed + (factor[..., None, :] @ masses)[..., 0, :]
-    return Reading(torch.cat(totals, dim=3), torch.cat(outputs, dim=3), weighed / n, torch.cat(prompts, dim=3))
+    """Read the prompt with every query of the law."""
+    future, shape = layer.future, layer.future.queries.shape[:4]
+    queries = future.queries.flatten(2, 3)
+    found, mass = attended(queries, layer.keys, layer.values, layer.log_weights, layer.scale)
+    found, mass = found.reshape(*shape, -1), mass.reshape(shape)
+    total = torch.logaddexp(mass, future.log_mass)
+    share, since = torch.exp(mass - total)[..., None], torch.exp(future.log_mass - total)[..., None]
+    return Reading(total, share * found + since * future.output, torch.cat([share * found, share], dim=-1))
 
 
-def _scores(layer: Layer, queries: Tensor, keys: Tensor, log_weights: Tensor) -> Tensor:
-    """Scores (b, G, r, n, L) of queries on keys, log-weights among them."""
-    return ((layer.scale * queries) @ keys[:, :, None].transpose(-1, -2)).add_(log_weights[:, :, None, None])
+def average_weights(layer: Layer, reading: Reading, power: int) -> Tensor:
+    """The mean of this power of each token's weights over the law of queries, (b, G, r, L), and its root.
+
+    Keys read queries here, with as many times their scores: what a key weighs is the sum over queries.
+    """
+    queries = layer.future.queries.to(layer.keys.dtype)
+    b, G, r, n, k = queries.shape
+    keys = layer.keys[:, :, None].expand(b, G, r, -1, k).flatten(1, 2)
+    flat, total = queries.flatten(1, 2), reading.log_total.flatten(1, 2)
+    _, mass = attended(keys, flat, flat, -power * total, power * layer.scale)
+    return torch.exp((mass.reshape(b, G, r, -1) - math.log(n)) / power + layer.log_weights[:, :, None].float())
 
 
-def _weights(layer: Layer, queries: Tensor, total: Tensor, atoms: Tensor, log_weights: Tensor) -> Tensor:
-    """Weights over atoms where `total` is the log of all that a query weighs."""
-    return _scores(layer, queries, atoms, log_weights).sub_(total[..., None]).exp_()
+def _weights(layer: Layer, queries: Tensor, total: Tensor, keys: Tensor, log_weights: Tensor) -> Tensor:
+    """Weights (b, G, r, n, L) of keys where `total` is the log of all that a query weighs."""
+    scores = (layer.scale * queries.float()) @ keys[:, :, None].float().transpose(-1, -2)
+    return scores.add_(log_weights[:, :, None, None]).sub_(total[..., None]).exp_()
 
 
 def importance(layer: Layer, reading: Reading) -> Tensor:
     """What each token is worth, (b, G, L): how far the output moves without it in the residual stream; −1 if hidden."""
     real = (reading.outputs != 0).any(dim=-1, keepdim=True)  # not the query of a hidden token
     centre = reading.outputs.sum(dim=3, keepdim=True) / real.sum(dim=3, keepdim=True).clamp_min(1)
-    moved = torch.linalg.vector_norm((layer.values[:, :, None] - centre) @ layer.roots, dim=-1)
-    worth = (reading.mean_weights * moved).mean(dim=2)
+    moved = torch.linalg.vector_norm((layer.values[:, :, None].float() - centre) @ layer.roots, dim=-1)
+    worth = (average_weights(layer, reading, power=2) * moved).square().sum(dim=2).sqrt()
     return worth.masked_fill(layer.log_weights == -math.inf, -1.0)
 
 
-def size(layer: Layer, reading: Reading) -> Tensor:
-    """The root mean square of a layer's outputs in the residual stream, its heads taken as independent."""
-    squares = (reading.outputs @ layer.roots).square().sum(dim=-1)
-    return squares.mean(dim=3).sum(dim=(1, 2)).mean().sqrt()
+def squares(layer: Layer, reading: Reading) -> Tensor:
+    """The mean squares (b,) of a layer's outputs in the residual stream, its heads taken as independent."""
+    return (reading.outputs @ layer.roots).square().sum(dim=-1).mean(dim=3).sum(dim=(1, 2))
 
 
-def roots_of(projections: Tensor | None, future: Future) -> Tensor:
-    """The roots of a layer from the matrices (heads, v, residual) of its way out; unit matrices without these."""
-    (G, r), v = future.queries.shape[1:3], future.output.shape[-1]
+def roots_of(projections: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Roots (layers, G, r, v, v) from the matrices (layers, heads, v, residual) of ways out; else unit matrices."""
     if projections is None:
-        return torch.eye(v, device=future.output.device).expand(G, r, v, v)
+        return torch.eye(shape[-1], device=device).expand(1, *shape, -1)
     gram = projections.double() @ projections.double().transpose(-1, -2)
-    gram.diagonal(dim1=-2, dim2=-1).add_(
-        1e-12 * gram.diagonal(dim1=-2, dim2=-1).mean() + torch.finfo(torch.float64).tiny
-    )
-    return torch.linalg.cholesky(gram).float().reshape(G, r, v, v)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(1e-12 * diagonal.mean(dim=(-1, -2), keepdim=True) + torch.finfo(torch.float64).tiny)
+    return torch.linalg.cholesky(gram).float().reshape(-1, *shape, shape[-1])
 
 
-def choose(importance: Tensor, count: int, sinks: int, recent: int = 0) -> Tensor:
-    """The places (b, G, count) of the tokens worth most; the first ones and some recent ones are always among them."""
+def choose(importance: Tensor, counts: int | Sequence[int], sinks: int, recent: int = 0) -> Tensor:
+    """The places (b, G, most) of the tokens worth most; the first ones and some recent ones are always among them.
+
+    Where prompts keep different numbers of tokens, a shorter list ends with the number of tokens, which is no place.
+    """
+    tokens = torch.arange(importance.shape[-1], device=importance.device)
+    most = counts if isinstance(counts, int) else max(counts)
+    each = torch.tensor(counts, device=importance.device).reshape(-1, 1, 1)
     seen = importance >= 0  # at the left of a padded prompt are tokens that are hidden
     ranked = importance.masked_fill(seen & (seen.cumsum(dim=-1) <= sinks), math.inf)
-    ranked[..., ranked.shape[-1] - min(recent, count // 8) :] = math.inf
-    return ranked.topk(count, dim=-1).indices.sort(dim=-1).values
+    ranked = ranked.masked_fill(tokens >= len(tokens) - (each // 8).clamp_max(recent), math.inf)
+    places = ranked.topk(most, dim=-1).indices
+    return places.masked_fill(tokens[:most] >= each, len(tokens)).sort(dim=-1).values
 
 
 def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
@@ -136,7 +136,7 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     X = _weights(layer, part.queries, total, keys, log_weights).reshape(b, G, -1, m)
     wanted, share = reading.prompt[:, :, :, at].split([values.shape[-1], 1], dim=-1)  # Σ over all tokens of x v and x
     seen = layer.log_weights[..., None] > -math.inf
-    centre = (layer.values * seen).sum(dim=2, keepdim=True) / seen.sum(dim=2, keepdim=True).clamp_min(1)
+    centre = (layer.values.float() * seen).sum(dim=2, keepdim=True) / seen.sum(dim=2, keepdim=True).clamp_min(1)
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
     plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
     moved = plain + _ridge(X, target - X @ plain)
@@ -149,7 +149,7 @@ def revalued(layer: Layer, reading: Reading, keys: Tensor, values: Tensor) -> Te
     """Values near these that give keys (b, G, m, k) of weight 1 the outputs of the whole prompt."""
     at = _places(layer, 0)
     part = Future(*(x[:, :, :, at] for x in layer.future))
-    equal = torch.zeros_like(keys[..., 0])
+    equal = torch.zeros_like(keys[..., 0], dtype=torch.float32)
     found = read(layer._replace(future=part, keys=keys, values=values, log_weights=equal))
     weights = _weights(layer, part.queries, found.log_total, keys, equal)
     missing = reading.outputs[:, :, :, at] - found.outputs
@@ -162,17 +162,18 @@ def taken(layer: Layer, kept: Tensor) -> Atoms:
 
 
 def _taken(layer: Layer, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    at = kept[..., None]
-    keys, values = (torch.take_along_dim(x, at, dim=2) for x in (layer.keys, layer.values))
-    return keys, values, torch.take_along_dim(layer.log_weights, kept, dim=2)
+    L = layer.keys.shape[2]
+    at = kept.clamp_max(L - 1)
+    keys, values = (torch.take_along_dim(x, at[..., None], dim=2) for x in (layer.keys, layer.values))
+    log_weights = torch.take_along_dim(layer.log_weights.float(), at, dim=2)
+    return keys, values.float(), log_weights.masked_fill(kept == L, -math.inf)
 
 
 def _places(layer: Layer, offset: int) -> Tensor:
     """Every so many-th query: those with offset 0 are for fits, those with offset 1 for what is predicted of them."""
     r, n = layer.future.queries.shape[2:4]
     stride = max(2, -(-n * r // FITTED)) if n > 1 else 1
-    found = torch.arange(min(offset, n - 1), n, stride, device=layer.keys.device)
-    return found
+    return torch.arange(min(offset, n - 1), n, stride, device=layer.keys.device)
 
 
 def _ridge(X: Tensor, target: Tensor) -> Tensor:
@@ -189,15 +190,16 @@ def _solved(gram: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
     if gram.device.type == "cpu":
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge[..., 0])
         return torch.cholesky_solve(target, torch.linalg.cholesky(gram))
-    found, left = torch.zeros_like(target), target.clone()
-    direction, size = left, left.square().sum(dim=-2, keepdim=True)
-    least = torch.finfo(gram.dtype).tiny
+    inverse = 1 / (gram.diagonal(dim1=-2, dim2=-1)[..., None] + ridge)
+    found, left, direction = torch.zeros_like(target), target, inverse * target
+    size, least = (left * direction).sum(dim=-2, keepdim=True), torch.finfo(gram.dtype).tiny
     for _ in range(_ROUNDS):
         moved = gram @ direction + ridge * direction
         step = size / (direction * moved).sum(dim=-2, keepdim=True).clamp_min(least)
         found, left = found + step * direction, left - step * moved
-        before, size = size, left.square().sum(dim=-2, keepdim=True)
-        direction = left + (size / before.clamp_min(least)) * direction
+        scaled = inverse * left
+        before, size = size, (left * scaled).sum(dim=-2, keepdim=True)
+        direction = scaled + (size / before.clamp_min(least)) * direction
     return found
 
 

@@ -1,6 +1,8 @@
 """A cache for transformers that holds a short measure in place of a long prompt; `model.generate` runs on it."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,19 +19,20 @@ from .._projection import output_projections
 from ._atoms import (
     RECENT,
     SINKS,
-    Layer,
+    Atoms,
+    Reading,
     choose,
     fitted,
     importance,
     read,
     relative_error,
     roots_of,
-    size,
     smallest,
+    squares,
 )
-from ._future import Future, replayed
 from ._rotation import is_rotated, rotation_of
 from ._share import Goal, counts_of
+from ._stack import Stack, alike
 from ._stored import Check, StoredLayer, shown
 
 NAME = "largeprompt"
@@ -73,17 +76,17 @@ class CompressedCache(Cache):
         self._names: dict[nn.Module | None, str] = {module: name for name, module in model.named_modules()}
         self.errors: dict[int, Tensor] = {}
         stored: list[Any] = [StoredLayer(queries) if each else layer for each, layer in zip(whole, layers, strict=True)]
+        self._first = whole.index(True)
         super().__init__(layers=stored)
 
     @property
-    def stored(self) -> "dict[int, StoredLayer]":
+    def stored(self) -> dict[int, StoredLayer]:
         """The layers that are compressed, by number."""
         return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, StoredLayer)}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         """Take the keys and values of new tokens of a layer; before those of its first, compress what has grown."""
-        stored = self.stored
-        if layer_idx == next(iter(stored)) and stored[layer_idx].fresh >= self.every:
+        if layer_idx == self._first and self.layers[layer_idx].fresh >= self.every:  # pyright: ignore[reportAttributeAccessIssue]
             self.compress()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
@@ -99,38 +102,53 @@ class CompressedCache(Cache):
                 )
         if not ready:
             return
-        worth, sizes, readings, futures = [], [], [], []
-        for layer in ready.values():
-            problem = self._problem(layer)
-            futures.append(problem.future)
+        with _fast_products():
+            self._compress(ready)
+
+    def _compress(self, ready: dict[int, StoredLayer]) -> None:
+        stacks = [self._stack(part) for part in alike(ready, alone=self.goal.tolerance is not None)]
+        worth, sizes, readings = [], [], []
+        for stack in stacks:
+            problem = stack.problem()
             readings.append(read(problem))
-            worth.append(layer.worth_with(importance(problem, readings[-1])))
-            sizes.append(size(problem, readings[-1]))
+            worth.append(stack.worth(importance(problem, readings[-1])))
+            sizes.append(squares(problem, readings[-1]).reshape(len(stack.layers), -1).mean(dim=1).sqrt())
         count = self.goal.count(next(iter(ready.values())).seen)
         counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
-        for at, (i, layer) in enumerate(ready.items()):
-            problem, reading = self._problem(layer, futures[at]), readings[at]
-            sinks = min(SINKS, worth[at].shape[-1])
-            if self.goal.tolerance is None:
-                atoms = fitted(problem, reading, choose(worth[at], counts[at], sinks, RECENT))
-            else:  # what stands for earlier text stays: its queries are not known any more
-                fixed = worth[at].clone()
-                fixed[..., : layer.atoms] = math.inf
-                atoms = smallest(problem, reading, fixed, self.goal.tolerance, sinks, RECENT, layer.atoms)
-            error = relative_error(problem, reading, atoms).flatten(1)
-            self.errors[i] = torch.hypot(error, self.errors[i]) if layer.atoms and i in self.errors else error
-            layer.checked = Check(problem, self._check) if self._check else None
-            layer.replace(atoms, torch.take_along_dim(worth[at], atoms.kept, dim=2))
+        for stack, reading, tokens in zip(stacks, readings, worth, strict=True):
+            here, counts = counts[: len(stack.layers)], counts[len(stack.layers) :]
+            self._shorten(stack, reading, tokens, here)
 
-    def _problem(self, layer: "StoredLayer", future: Future | None = None) -> Layer:
-        keys, values, log_weights = layer.whole()
-        if future is None:
-            rotate = self._rotate if layer.module is not None and is_rotated(layer.module) else None
-            future = replayed(layer.segments(), keys, values, layer.hidden, layer.scale, rotate)
-        if layer.roots is None:
-            heads, name = future.queries.shape[1] * future.queries.shape[2], self._names.get(layer.module)
-            layer.roots = roots_of(output_projections(self._model, name, heads, values.shape[-1]), future)
-        return Layer(keys, values, log_weights, layer.scale, future, layer.roots)
+    def _stack(self, layers: dict[int, StoredLayer]) -> Stack:
+        first = next(iter(layers.values()))
+        G, v = first.values.shape[1], first.values.shape[-1]
+        heads = first.segments()[0].queries.shape[1]
+        rotate = self._rotate if first.module is not None and is_rotated(first.module) else None
+        ways = [output_projections(self._model, self._names.get(layer.module), heads, v) for layer in layers.values()]
+        known = [way for way in ways if way is not None]
+        roots = roots_of(torch.stack(known) if len(known) == len(ways) else None, (G, heads // G, v), first.keys.device)
+        length = max(layer.used for layer in layers.values())
+        return Stack(layers, roots.expand(len(layers), -1, -1, -1, -1), rotate, length)
+
+    def _shorten(self, stack: Stack, reading: Reading, worth: Tensor, counts: list[int]) -> None:
+        """Put atoms in place of the tokens of some layers: so many, or, of one layer, what the tolerance allows."""
+        problem, b = stack.problem(), stack.batch
+        flat = worth.flatten(0, 1)
+        if self.goal.tolerance is None:
+            atoms = fitted(problem, reading, choose(flat, [c for c in counts for _ in range(b)], SINKS, RECENT))
+        else:  # what stands for earlier text stays: its queries are not known any more
+            first = stack.layers[0].atoms
+            flat = flat.index_fill(-1, torch.arange(first, device=flat.device), math.inf)
+            atoms = smallest(problem, reading, flat, self.goal.tolerance, min(SINKS, flat.shape[-1]), RECENT, first)
+            counts = [atoms.keys.shape[2]]
+        errors = relative_error(problem, reading, atoms).flatten(1)
+        for row, (number, layer, count) in enumerate(zip(stack.numbers, stack.layers, counts, strict=True)):
+            rows = slice(b * row, b * (row + 1))
+            known = self.errors.get(number) if layer.atoms else None
+            self.errors[number] = errors[rows] if known is None else torch.hypot(errors[rows], known)
+            layer.checked = Check(stack.alone(problem, row), self._check) if self._check else None
+            own = Atoms(*(x[rows, :, :count].clone() for x in atoms))
+            layer.replace(own, torch.take_along_dim(worth[row], own.kept, dim=2))
 
     @property
     def memory(self) -> int:
@@ -141,6 +159,17 @@ class CompressedCache(Cache):
     def differences(self) -> dict[int, Tensor]:
         """The measured relative errors of outputs in the residual stream, (b, H) of each layer; with `check` alone."""
         return {i: layer.checked.relative for i, layer in self.stored.items() if layer.checked is not None}
+
+
+@contextlib.contextmanager
+def _fast_products() -> Iterator[None]:
+    """Products of float32 matrices from 11 bits of each, where a GPU has them: all that half precision has."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def use_compressed_attention(model: PreTrainedModel) -> None:

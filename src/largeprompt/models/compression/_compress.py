@@ -20,7 +20,20 @@ from largeprompt.measures import Empirical, Gaussian, Mixture
 from largeprompt.measures._worth import tail_index
 
 from .._statistics import HEAVIEST
-from ._atoms import SINKS, Atoms, Layer, Reading, choose, fitted, importance, read, relative_error, roots_of, taken
+from ._atoms import (
+    SINKS,
+    Atoms,
+    Layer,
+    Reading,
+    average_weights,
+    choose,
+    fitted,
+    importance,
+    read,
+    relative_error,
+    roots_of,
+    taken,
+)
 from ._future import Future, given
 from ._share import Goal, fewest
 
@@ -161,15 +174,17 @@ def _layer(keys: Any, values: Any, queries: Any, scale: float | None, projection
         raise ValueError(
             f"projections have shape {tuple(matrices.shape)}; they must be ({q.shape[1]}, {v.shape[3]}, residual)"
         )
-    scale = k.shape[3] ** -0.5 if scale is None else float(checks.number("scale", scale))
-    return Layer(k, v, k.new_zeros(k.shape[:3]), scale, future, roots_of(matrices, future))
+    scale = k.shape[3] ** -0.5 if scale is None else float(checks.number("scale", scale, at_least=1e-30))
+    roots = roots_of(matrices, (*future.queries.shape[1:3], v.shape[3]), k.device)
+    return Layer(k, v, k.new_zeros(k.shape[:3]), scale, future, roots)
 
 
 def _one(layer: Layer, g: int) -> Layer:
     """One head of keys of a layer."""
     at = slice(g, g + 1)
     future = Future(*(part[:, at] for part in layer.future))
-    return Layer(layer.keys[:, at], layer.values[:, at], layer.log_weights[:, at], layer.scale, future, layer.roots[at])
+    roots = layer.roots[:, at]
+    return Layer(layer.keys[:, at], layer.values[:, at], layer.log_weights[:, at], layer.scale, future, roots)
 
 
 def _rest(layer: Layer, kept: Tensor) -> tuple[float, Tensor, Tensor]:
@@ -208,7 +223,9 @@ def _may_stand(layer: Layer, reading: Reading, kept: Tensor, law: tuple[float, T
     below = (_variance(layer, covariance) < 2 * math.log(count)).double().mean()
     left = torch.ones(layer.keys.shape[2], dtype=torch.bool, device=layer.keys.device)
     left[kept[0, 0]] = False
-    tails = [tail_index(weights[left].double().cpu().numpy()) for weights in reading.mean_weights[0, 0]]
+    tails = [
+        tail_index(weights[left].double().cpu().numpy()) for weights in average_weights(layer, reading, power=1)[0, 0]
+    ]
     return float(below) >= _BELOW and float(np.median(tails)) <= HEAVIEST
 
 

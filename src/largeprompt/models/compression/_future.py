@@ -89,4 +89,4 @@ def _replayed(segment, keys, values, hidden, scale, stop, rotate) -> Future:
     if rotate is not None:
         queries = rotate(queries, keys.shape[2] - begin - length * torch.arange(pieces, device=keys.device))
     shape = (b, G, H // G, pieces * n)
-    return Future(queries.reshape(*shape, k), log_mass.reshape(shape), output.reshape(*shape, -1))
+    return Future(queries.to(keys.dtype).reshape(*shape, k), log_mass.reshape(shape), output.reshape(*shape, -1))

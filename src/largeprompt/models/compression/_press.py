@@ -55,7 +55,7 @@ class MeasurePress(BasePress):
         reading = read(layer)
         atoms = fitted(layer, reading, choose(importance(layer, reading), count, min(SINKS, count), RECENT))
         moved, folds = folded(atoms.keys, atoms.log_weights, layer.future.queries, layer.scale)
-        plain = torch.take_along_dim(layer.values, atoms.kept[..., None], dim=2)
+        plain = torch.take_along_dim(layer.values, atoms.kept[..., None], dim=2).float()
         begin = torch.where(folds[..., None, None], atoms.values, plain)
         return moved.to(keys.dtype), revalued(layer, reading, moved, begin).to(values.dtype)
 
@@ -64,5 +64,6 @@ class MeasurePress(BasePress):
         queries = get_prerope_query_states(module, hidden_states)
         queries = queries * cos + rotate_half(queries) * sin
         future = replayed([segment_of(queries, self.queries)], keys, values, None, module.scaling, rotation_of(module))
-        roots = roots_of(output_projections(module, "", queries.shape[1], values.shape[-1]), future)
+        way = output_projections(module, "", queries.shape[1], values.shape[-1])
+        roots = roots_of(way, (*future.queries.shape[1:3], values.shape[-1]), keys.device)
         return Layer(keys, values, torch.zeros_like(keys[..., 0]), module.scaling, future, roots)

@@ -39,7 +39,7 @@ def rotation_of(model: nn.Module) -> Rotation | None:
     def rotate(queries: Tensor, by: Tensor) -> Tensor:
         b, H, pieces, n, k = queries.shape
         flat = queries.reshape(b, H, pieces * n, k)
-        cos, sin = (part.float() / size for part in rotary(flat, by.repeat_interleave(n)[None].expand(b, -1)))
+        cos, sin = (part.float() / size for part in rotary(flat, by.repeat_interleave(n)[None]))
         width = cos.shape[-1]
         turned = apply(flat[..., :width], flat[..., :width], cos, sin)[0]
         return torch.cat([turned, flat[..., width:]], dim=-1).reshape(queries.shape)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -43,33 +43,34 @@ class Goal:
         return min(max(int(wanted), _FEWEST), tokens)
 
 
-def counts_of(worth: list[Tensor], sizes: list[Tensor], count: int) -> list[int]:
+def counts_of(worth: Sequence[Tensor], sizes: Sequence[Tensor], count: int) -> list[int]:
     """How many tokens the heads of each layer keep, `count` on average.
 
-    `worth` has what each token of a layer is worth (b, G, L), in the unit of the residual stream; `sizes` those of the
-    layers' outputs there. The tokens worth most over all layers are kept, once every head has its least.
+    `worth` has what each token of some layers is worth (layers, b, G, L), in the unit of the residual stream, −∞ where
+    there is none; `sizes` (layers,) those of their outputs there. The tokens worth most over all layers are kept, once
+    every head has its least.
     """
     least = min(max(_FEWEST, int(LEAST * count)), count)
     ranked = []
     for tokens, size in zip(worth, sizes, strict=True):
-        relative = tokens / size.clamp_min(1e-30) ** POWER
+        relative = tokens / size.clamp_min(1e-30)[:, None, None, None] ** POWER
         first = relative.topk(min(least, relative.shape[-1]), dim=-1).indices
-        ranked.append(relative.scatter(-1, first, math.inf))
-    heads = [x[..., 0].numel() for x in ranked]
+        first = relative.scatter(-1, first, math.inf)
+        ranked.append(torch.where(tokens == -math.inf, tokens, first).to(worth[0].device))
     whole = torch.cat([x.flatten() for x in ranked])
-    total = min(count * sum(heads), len(whole))
+    heads = [x[0, ..., 0].numel() for x in ranked for _ in x]
     kept = torch.zeros_like(whole, dtype=torch.bool)
-    kept[whole.topk(total).indices] = True
-    shares = [int(part.sum()) / n for part, n in zip(kept.split([x.numel() for x in ranked]), heads, strict=True)]
-    counts = [int(share) for share in shares]
-    spare = int(
-        sum(share * n for share, n in zip(shares, heads, strict=True))
-        - sum(c * n for c, n in zip(counts, heads, strict=True))
-    )
-    for i in sorted(range(len(counts)), key=lambda i: counts[i] - shares[i]):
+    kept[whole.topk(min(count * sum(heads), len(whole))).indices] = True
+    kept &= whole > -math.inf
+    parts = zip(kept.split([x.numel() for x in ranked]), ranked, strict=True)
+    chosen = torch.cat([part.reshape(x.shape).sum(dim=(1, 2, 3)) for part, x in parts]).tolist()
+    room = torch.cat([(x > -math.inf).sum(dim=-1).amin(dim=(1, 2)) for x in ranked]).tolist()
+    counts = [total // n for total, n in zip(chosen, heads, strict=True)]
+    spare = sum(chosen) - sum(c * n for c, n in zip(counts, heads, strict=True))
+    for i in sorted(range(len(counts)), key=lambda i: counts[i] - chosen[i] / heads[i]):
         if spare < heads[i]:
             break
-        if counts[i] < ranked[i].shape[-1]:
+        if counts[i] < room[i]:
             counts[i], spare = counts[i] + 1, spare - heads[i]
     return counts
 

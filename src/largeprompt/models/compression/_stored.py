@@ -34,7 +34,6 @@ class StoredLayer(CacheLayerMixin):
         self.seen = self.used = self.atoms = 0
         self.hidden: Tensor | None = None
         self.module: nn.Module | None = None
-        self.roots: Tensor | None = None
         self.worth: Tensor | None = None
         self.scale = 1.0
         self._segments: list[Segment] = []
@@ -115,8 +114,10 @@ class StoredLayer(CacheLayerMixin):
         return self._segments
 
     def whole(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that is stored, in float32."""
-        keys, values = self.keys[:, :, : self.used].float(), self.values[:, :, : self.used].float()
+        """All that is stored: keys and values in float32, or in the half precision that they have."""
+        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        if self.dtype not in (torch.float16, torch.bfloat16):
+            keys, values = keys.float(), values.float()
         log_weights = self.bias[:, :, 0, : self.used].float()
         if self.hidden is not None:
             hidden = torch.nn.functional.pad(self.hidden, (0, self.used - self.hidden.shape[1]))
@@ -124,16 +125,18 @@ class StoredLayer(CacheLayerMixin):
         return keys, values, log_weights
 
     def worth_with(self, fresh: Tensor) -> Tensor:
-        """What tokens are worth, (b, G, used): for atoms, the mean over all queries so far, not the last alone."""
+        """What tokens are worth, (b, G, used): for atoms, with all queries so far, not the last alone."""
         if self.worth is None:
             return fresh
         old = self.seen - self.fresh
-        atoms = (old * self.worth + self.fresh * fresh[..., : self.atoms]) / self.seen
+        now = fresh[..., : self.atoms]
+        atoms = ((old * self.worth.square() + self.fresh * now.square()) / self.seen).sqrt()
+        atoms = torch.where(now < 0, now, atoms)  # a hidden token
         return torch.cat([atoms, fresh[..., self.atoms :]], dim=-1)
 
     def replace(self, atoms: Atoms, worth: Tensor) -> None:
         """Store atoms, which are worth so much, in place of all tokens."""
-        self.worth, self.roots = worth, None
+        self.worth = worth
         self.atoms = self.used = atoms.keys.shape[2]
         self.keys = atoms.keys.to(self.dtype)
         self.values = atoms.values.to(self.dtype)
@@ -206,9 +209,9 @@ class Check:
         layer = self._layer
         if layer is None:
             return
-        (b, G, _, v), r = found.shape, layer.roots.shape[1]
+        (b, G, _, v), r = found.shape, layer.roots.shape[2]
         whole, read = (
-            torch.cat([old, new.float()], dim=2) for old, new in ((layer.keys, keys), (layer.values, values))
+            torch.cat([old.float(), new.float()], dim=2) for old, new in ((layer.keys, keys), (layer.values, values))
         )
         old = layer.log_weights[:, :, None]
         bias = bias.float().expand(b, G, bias.shape[2], -1)
