@@ -58,7 +58,7 @@ class CompressedCache(Cache):
         tokens: int | None = None,
         tolerance: float | None = None,
         every: int = 256,
-        queries: int = 2048,
+        queries: int = 8192,
         check: int = 0,
     ):
         self.goal = Goal(keep, tokens, tolerance)

@@ -128,7 +128,7 @@ def compression_effect(
     keep: float | None = None,
     tokens: int | None = None,
     tolerance: float | None = None,
-    queries: int = 2048,
+    queries: int = 8192,
     progress: Progress | None = None,
 ) -> Effect:
     """What it costs to compress the first `length` of a text's token ids: the model reads them, then those that follow.

@@ -31,7 +31,7 @@ class MeasurePress(BasePress):
     """
 
     compression_ratio: float = 0.0
-    queries: int = 2048
+    queries: int = 8192
 
     def __post_init__(self):
         if not 0 <= self.compression_ratio < 1:
