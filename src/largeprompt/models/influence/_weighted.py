@@ -1,8 +1,8 @@
 r"""Weights on the tokens of a prompt, through a whole network.
 
-A token of weight $a$ counts as $a$ tokens: $\log a$ is added to every attention score on it, in every layer. A network of
-attention, maps of single tokens and norms of single tokens is then exactly a function of the weighted measure, and an
-integer weight is the same as so many copies of the token.
+A token of weight $a$ counts as $a$ tokens: $\log a$ is added to every attention score on it, in every layer. A network
+of attention, maps of single tokens and norms of single tokens is then exactly a function of the weighted measure, and
+an integer weight is the same as so many copies of the token.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class WeightedPrompt(Protocol):
 def weighted(log_weights: Tensor) -> Iterator[None]:
     """Give the tokens of a prompt log-weights, (L,) or (b, L), in all attention calls of the block that read L keys.
 
-    They are seen where a network calls `scaled_dot_product_attention` or `multi_head_attention_forward`; a block with no
-    such call is an error. Other averages over tokens (a standardisation of columns) are the caller's to weigh.
+    They are seen where a network calls `scaled_dot_product_attention` or `multi_head_attention_forward`; a block with
+    no such call is an error. Other averages over tokens (a standardisation of columns) are the caller's to weigh.
     """
     if log_weights.ndim not in (1, 2) or bool(torch.isnan(log_weights).any()) or bool((log_weights == torch.inf).any()):
         raise ValueError(
