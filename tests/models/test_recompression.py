@@ -34,7 +34,8 @@ def tokens(n: int, seed: int = 0):
 
 
 def atoms(cache) -> list[int]:
-    return [layer.atoms for layer in cache.stored.values()]
+    """Of all heads, layer by layer."""
+    return [count for layer in cache.stored.values() for count in layer.atoms]
 
 
 def test_a_budget_stays_the_same_however_often_it_is_reached(model):
@@ -42,7 +43,7 @@ def test_a_budget_stays_the_same_however_often_it_is_reached(model):
     model(tokens(300), past_key_values=cache)
     for turn in range(4):
         cache.compress()
-        assert sum(atoms(cache)) == 3 * 60
+        assert sum(atoms(cache)) == 3 * 2 * 60
         assert max(atoms(cache)) > min(atoms(cache))
         model(tokens(40, seed=turn + 1), past_key_values=cache)
     assert cache.get_seq_length() == 300 + 4 * 40
@@ -52,10 +53,10 @@ def test_a_share_grows_with_the_text(model):
     cache = CompressedCache(model, keep=0.5)
     model(tokens(200), past_key_values=cache)
     cache.compress()
-    assert sum(atoms(cache)) == 3 * 100
+    assert sum(atoms(cache)) == 3 * 2 * 100
     model(tokens(100, seed=1), past_key_values=cache)
     cache.compress()
-    assert sum(atoms(cache)) == 3 * 150
+    assert sum(atoms(cache)) == 3 * 2 * 150
 
 
 @pytest.mark.parametrize("goal", [{"tokens": 60}, {"tolerance": 0.05}])
@@ -86,14 +87,17 @@ def test_worth_counts_all_queries_so_far(model):
     model(tokens(200), past_key_values=cache)
     cache.compress()
     layer = cache.stored[0]
-    old, count = layer.worth, layer.atoms
+    old, counts = layer.worth, layer.atoms
     assert old is not None
+    assert counts[0] != counts[1]
     model(tokens(50, seed=1), past_key_values=cache)
-    fresh = torch.rand(1, 2, layer.used)
+    fresh, most = torch.rand(1, 2, layer.width), max(counts)
     found = layer.worth_with(fresh)
-    expected = ((200 * old.square() + 50 * fresh[..., :count].square()) / 250).sqrt()
-    torch.testing.assert_close(found[..., :count], expected)
-    assert torch.equal(found[..., count:], fresh[..., count:])
+    expected = ((200 * old.square() + 50 * fresh[..., :most].square()) / 250).sqrt()
+    for head, count in enumerate(counts):
+        torch.testing.assert_close(found[:, head, most - count : most], expected[:, head, most - count :])
+        assert bool((found[:, head, : most - count] == -torch.inf).all())
+    assert torch.equal(found[..., most:], fresh[..., most:])
 
 
 def test_padding_of_a_second_turn_is_not_read(model):
