@@ -85,9 +85,10 @@ class CompressedCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         """Take the keys and values of new tokens of a layer; before those of its first, compress what has grown."""
-        if layer_idx == self._first and self.layers[layer_idx].fresh >= self.every:  # pyright: ignore[reportAttributeAccessIssue]
+        layer: Any = self.layers[layer_idx]
+        if layer_idx == self._first and layer.fresh >= self.every:
             self.compress()
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return layer.update(key_states, value_states, *args, **kwargs)
 
     @torch.no_grad()
     def compress(self) -> None:
@@ -191,7 +192,7 @@ def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     if layer is not None:
         layer.record(module, query, attention_mask, scale)
         if layer.atoms:
-            return layer.attend(query, attention_mask).transpose(1, 2).contiguous(), None
+            return layer.attend(query, attention_mask), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )

@@ -68,7 +68,7 @@ class StoredLayer(CacheLayerMixin):
         if not self.is_initialized:
             return 0
         if self.short is not None:
-            return self.short.memory + self.short.keys.shape[0] * self.short.places.rows
+            return self.short.memory + len(self.short.rows) * self.short.places.rows
         b, G, _, k = self.keys.shape
         return b * G * self._read * (k + self.values.shape[-1])
 
@@ -89,7 +89,7 @@ class StoredLayer(CacheLayerMixin):
                 "a model has read a compressed cache with another attention function, which leaves out its weights; "
                 "make a cache again after changing the model's attention"
             )
-        keys, values = key_states.detach(), value_states.detach()
+        keys, values = (x.detach() if x.requires_grad else x for x in (key_states, value_states))
         n = self._unseen = keys.shape[2]
         self.seen += n
         if self.short is not None:
@@ -113,7 +113,8 @@ class StoredLayer(CacheLayerMixin):
 
     def record(self, module: nn.Module, queries: Tensor, mask: Tensor | None, scale: float) -> None:
         """Keep some of the queries of tokens that have just come, and which tokens are hidden."""
-        self.module, self.scale, queries, self._unseen = module, scale, queries.detach(), 0
+        self.module, self.scale, self._unseen = module, scale, 0
+        queries = queries.detach() if queries.requires_grad else queries
         if queries.shape[2] == 1:
             self._single.append(queries)
         else:
@@ -166,7 +167,7 @@ class StoredLayer(CacheLayerMixin):
         self.hidden, self._read, self._segments, self._single = None, 0, [], []
 
     def attend(self, queries: Tensor, mask: Tensor | None) -> Tensor:
-        """Outputs (b, H, n, v) of new tokens' queries on atoms and on the tokens since; as the model masks these."""
+        """Outputs (b, n, H, v) of new tokens' queries on atoms and on the tokens since; as the model masks these."""
         assert self.short is not None
         n, fresh = queries.shape[2], self.fresh
         visible = None
@@ -176,7 +177,7 @@ class StoredLayer(CacheLayerMixin):
             visible = torch.ones(1, n, fresh, dtype=torch.bool, device=queries.device).tril(fresh - n)
         found = self.short.attend(queries, self.scale, visible)
         if self.checked is not None and self.checked.left > 0:
-            self.checked.compare(found, queries, *self.short.new(), visible)
+            self.checked.compare(found.transpose(1, 2), queries, *self.short.new(), visible)
         return found
 
     def get_seq_length(self) -> int:
