@@ -1,8 +1,8 @@
 """Claims: compressing a cache takes a small part of reading the prompt, and a token generated after it no longer.
 
 Measured on models of the shapes of SmolLM2-135M and Llama-3-8B with random weights, since time depends on shapes alone:
-seconds to read a prompt, to compress it (with all its queries, and with few), and seconds a token on the compressed cache, on a
-plain one of as many tokens and on the full one. Best of several, each kind in turn.
+seconds to read a prompt, to compress it (with all its queries, and with few), and seconds a token on the compressed
+cache, on a plain one of as many tokens and on the full one. Best of several, each kind in turn.
 
     python benchmarks/cache_speed.py [--shapes smollm2 llama3] [--length 8192] [--keep 0.5 0.25] [--profile]
 """
