@@ -1,0 +1,85 @@
+"""A table as a prompt whose rows have weights."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from largeprompt.models.influence import weighted
+
+from ._columns import Columns, arranged
+from ._members import Member
+from ._network import TabPFN
+
+Output = Literal["logits", "log-odds"]
+TEMPERATURE = 0.8  # as published
+
+
+class TablePrompt:
+    r"""Outputs of TabPFN for some rows of a table as a function of the log-weights of its labelled rows.
+
+    A `WeightedPrompt`: rows of weight 1 are the table itself, a row of weight 2 is there twice. Outputs are, for each row
+    and class $c$, the logit $l_c$ (the mean over members) or the log-odds $\log p_c/(1 - p_c)$; `chosen` takes some of
+    them, as pairs of a row and a class. The classes are those of the table even where all rows of one have weight 0.
+    """
+
+    def __init__(
+        self,
+        network: TabPFN,
+        table: np.ndarray,
+        labels: np.ndarray,
+        rows: np.ndarray,
+        members: Sequence[Member],
+        *,
+        of: Output = "logits",
+        chosen: np.ndarray | None = None,
+    ):
+        device = network.encoder.weight.device
+        # through float32, as published, to float64 for averages
+        both = np.concatenate([table, rows]).astype(np.float32)
+        self._table = torch.as_tensor(both, dtype=torch.float64, device=device)
+        self._labels = torch.as_tensor(labels, device=device)
+        self._network, self._members, self._of = network, list(members), of
+        self.classes = int(labels.max()) + 1
+        self._chosen = None if chosen is None else torch.as_tensor(chosen, device=device)
+
+    @property
+    def groups(self) -> int:
+        """How many labelled rows there are."""
+        return len(self._labels)
+
+    def __call__(self, log_weights: Tensor) -> Tensor:
+        """Outputs (b, p) for log-weights (b, groups)."""
+        logits = self.logits(log_weights)
+        if self._of == "log-odds":
+            logits = log_odds(logits)
+        if self._chosen is None:
+            return logits.flatten(1)
+        return logits[:, self._chosen[:, 0], self._chosen[:, 1]]
+
+    def logits(self, log_weights: Tensor) -> Tensor:
+        """The mean over members of the logits (b, t, classes)."""
+        log_weights = log_weights.to(self._table.device)
+        columns = Columns(self._table, log_weights.double().exp())
+        seen = {power: columns.member(power).float() for power in {member.power for member in self._members}}
+        tables, labels = [], []
+        for member in self._members:
+            tables.append(arranged(seen[member.power], columns.varied, member.column_shift, self._network.features))
+            labels.append((self._labels + member.class_shift) % self.classes)
+        batch, count = len(log_weights), len(self._members)
+        table = torch.stack(tables, dim=1).flatten(0, 1)
+        with weighted(log_weights.float().repeat_interleave(count, dim=0)):
+            found = self._network(table, torch.stack(labels).repeat(batch, 1))
+        found = found.unflatten(0, (batch, count))[..., : self.classes] / TEMPERATURE
+        shifted = [found[:, i].roll(-member.class_shift, dims=-1) for i, member in enumerate(self._members)]
+        return torch.stack(shifted).mean(dim=0)
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    r"""$\log p_c/(1 - p_c) = l_c - \log \sum_{k \ne c} e^{l_k}$, without the cancellation of $1 - p_c$."""
+    classes = logits.shape[-1]
+    own = torch.eye(classes, dtype=torch.bool, device=logits.device)
+    others = logits[..., None, :].masked_fill(own, -torch.inf)
+    return logits - others.logsumexp(dim=-1)
