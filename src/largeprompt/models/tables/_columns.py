@@ -13,22 +13,23 @@ _SMALL, _LARGEST, _SIGMAS = 1e-6, 100.0, 4.0  # as published: added to deviation
 
 
 class Columns:
-    """The columns of a table's labelled and other rows under weights (b, n) of the labelled ones."""
+    """The columns of tables (b, n + t, f), or of one (1, n + t, f), under weights (b, n) of their labelled rows."""
 
     def __init__(self, table: Tensor, weights: Tensor):
+        self._known = weights.shape[1]
         missing = torch.isnan(table)
-        self._known, self._filled = weights.shape[1], torch.where(missing, 0, table)[None]
-        present = weights[..., None] * ~missing[: self._known]
-        seen = weights[..., None] > 0
-        highest = torch.where(seen & ~missing[: self._known], table[: self._known], -torch.inf).amax(dim=1)
-        lowest = torch.where(seen & ~missing[: self._known], table[: self._known], torch.inf).amin(dim=1)
+        known, unknown, seen = table[:, : self._known], missing[:, : self._known], weights[..., None] > 0
+        highest = torch.where(seen & ~unknown, known, -torch.inf).amax(dim=1)
+        lowest = torch.where(seen & ~unknown, known, torch.inf).amin(dim=1)
         # a column with missing values varies, as published
-        self.varied = (highest > lowest) | (seen & missing[: self._known]).any(dim=1)
+        self.varied = (highest > lowest) | (seen & unknown).any(dim=1)
+        present = weights[..., None] * ~unknown
         # the deviation of a single value is not a number: as published, nothing of such a column is read
         self._missing = missing | (present.sum(dim=1, keepdim=True) <= 1)
         self._present = present
-        mean, deviation = self._moments(self._filled, present)
-        self.standard = ((self._filled - mean) / (deviation + _SMALL)).clamp(-_LARGEST, _LARGEST)
+        filled = torch.where(missing, 0, table)
+        mean, deviation = self._moments(filled, present)
+        self.standard = ((filled - mean) / (deviation + _SMALL)).clamp(-_LARGEST, _LARGEST)
 
     def member(self, power: bool) -> Tensor:
         """The columns (b, n + t, f) for members of the ensemble with or without the power transform; missing as 0."""

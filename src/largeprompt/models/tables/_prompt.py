@@ -22,7 +22,7 @@ class TablePrompt:
 
     A `WeightedPrompt`: rows of weight 1 are the table itself, a row of weight 2 is there twice. Outputs are, for each row
     and class $c$, the logit $l_c$ (the mean over members) or the log-odds $\log p_c/(1 - p_c)$; `chosen` takes some of
-    them, as pairs of a row and a class. The classes are those of the table even where all rows of one have weight 0.
+    them, as pairs of a row and a class. There are as many classes as asked for, also where all rows of one have weight 0.
     """
 
     def __init__(
@@ -33,22 +33,23 @@ class TablePrompt:
         rows: np.ndarray,
         members: Sequence[Member],
         *,
+        classes: int | None = None,
         of: Output = "logits",
         chosen: np.ndarray | None = None,
     ):
         device = network.encoder.weight.device
         # through float32, as published, to float64 for averages
         both = np.concatenate([table, rows]).astype(np.float32)
-        self._table = torch.as_tensor(both, dtype=torch.float64, device=device)
-        self._labels = torch.as_tensor(labels, device=device)
+        self._table = torch.as_tensor(both, dtype=torch.float64, device=device)[None]
+        self._labels = torch.as_tensor(labels, device=device)[None]
         self._network, self._members, self._of = network, list(members), of
-        self.classes = int(labels.max()) + 1
+        self.classes = int(labels.max()) + 1 if classes is None else classes
         self._chosen = None if chosen is None else torch.as_tensor(chosen, device=device)
 
     @property
     def groups(self) -> int:
         """How many labelled rows there are."""
-        return len(self._labels)
+        return self._labels.shape[1]
 
     def __call__(self, log_weights: Tensor) -> Tensor:
         """Outputs (b, p) for log-weights (b, groups)."""
@@ -62,19 +63,27 @@ class TablePrompt:
     def logits(self, log_weights: Tensor) -> Tensor:
         """The mean over members of the logits (b, t, classes)."""
         log_weights = log_weights.to(self._table.device)
-        columns = Columns(self._table, log_weights.double().exp())
-        seen = {power: columns.member(power).float() for power in {member.power for member in self._members}}
-        tables, labels = [], []
-        for member in self._members:
-            tables.append(arranged(seen[member.power], columns.varied, member.column_shift, self._network.features))
-            labels.append((self._labels + member.class_shift) % self.classes)
-        batch, count = len(log_weights), len(self._members)
-        table = torch.stack(tables, dim=1).flatten(0, 1)
-        with weighted(log_weights.float().repeat_interleave(count, dim=0)):
-            found = self._network(table, torch.stack(labels).repeat(batch, 1))
-        found = found.unflatten(0, (batch, count))[..., : self.classes] / TEMPERATURE
-        shifted = [found[:, i].roll(-member.class_shift, dims=-1) for i, member in enumerate(self._members)]
-        return torch.stack(shifted).mean(dim=0)
+        return logits_of(self._network, self._table, self._labels, log_weights, self._members, self.classes)
+
+
+def logits_of(
+    network: TabPFN, tables: Tensor, labels: Tensor, log_weights: Tensor, members: Sequence[Member], classes: int
+) -> Tensor:
+    """The mean over members of the logits (b, t, classes), for tables (b or 1, n + t, f) with labels (b or 1, n)."""
+    columns = Columns(tables, log_weights.double().exp())
+    seen = {power: columns.member(power).float() for power in {member.power for member in members}}
+    batch, count = len(log_weights), len(members)
+    arranged_tables = [
+        arranged(seen[member.power], columns.varied, member.column_shift, network.features) for member in members
+    ]
+    shifts = torch.tensor([member.class_shift for member in members], device=labels.device)
+    shifted = (labels[:, None] + shifts[:, None]) % classes
+    with weighted(log_weights.float().repeat_interleave(count, dim=0)):
+        found = network(
+            torch.stack(arranged_tables, dim=1).flatten(0, 1), shifted.expand(batch, -1, -1).flatten(0, 1)
+        )
+    found = found.unflatten(0, (batch, count))[..., :classes] / TEMPERATURE
+    return torch.stack([found[:, i].roll(-member.class_shift, -1) for i, member in enumerate(members)]).mean(dim=0)
 
 
 def log_odds(logits: Tensor) -> Tensor:
