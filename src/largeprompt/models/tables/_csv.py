@@ -46,7 +46,8 @@ def read_table(path: str | Path, target: str) -> Table:
     there = [not _missing(cell) for cell in goal]
     if not all(there):
         remarks.append(f"{there.count(False)} of {len(there)} rows have no {target}; they are left out")
-    goal, rows = [[each for each, kept in zip(all_, there, strict=True) if kept] for all_ in (goal, rows)]
+    kept = [place for place, known in enumerate(there) if known]
+    goal, rows, lines = [goal[i] for i in kept], [rows[i] for i in kept], [lines[i] for i in kept]
     if not rows:
         raise ValueError(f"{path} has no row with a {target}; the target must be known in some")
     names, columns, categories = [], [], {}
@@ -69,9 +70,8 @@ def read_table(path: str | Path, target: str) -> Table:
     classes = _sorted(set(goal))
     codes = {name: code for code, name in enumerate(classes)}
     labels = np.array([codes[each] for each in goal])
-    kept = np.array([line for line, known in zip(lines, there, strict=True) if known])
     return Table(
-        tuple(names), np.stack(columns, axis=1), target, classes, labels, categories, kept, tuple(remarks)
+        tuple(names), np.stack(columns, axis=1), target, classes, labels, categories, np.array(lines), tuple(remarks)
     )
 
 

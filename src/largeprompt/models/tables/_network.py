@@ -30,9 +30,9 @@ class Layer(nn.Module):
         width = rows.shape[-1]
         query = functional.linear(rows, weight[:width], bias[:width])
         key, value = functional.linear(rows[:, :known], weight[width:], bias[width:]).chunk(2, dim=-1)
-        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value)]
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
         # by its full name, so that `weighted` sees the call
-        read = functional.scaled_dot_product_attention(*heads)
+        read = functional.scaled_dot_product_attention(query, key, value)
         rows = self.norm1(rows + self.output(read.transpose(1, 2).flatten(2)))
         return self.norm2(rows + self.linear2(functional.gelu(self.linear1(rows))))
 

@@ -4,8 +4,8 @@ With $u = \log(1 + |x|)$, $s = \operatorname{sign} x$ and $p = \lambda$ for $x \
 
 $$y_\lambda(x) = s\,u\,\varphi(pu), \qquad \varphi(t) = (e^t - 1)/t.$$
 
-The likelihood of $\lambda$ per unit of weight, $-\tfrac12 \log \mathrm{Var}\, y_\lambda + (\lambda - 1)\,\mathrm E[s u]$, is
-concave, so that Newton's steps inside a bracket find its maximum.
+Per unit of weight, the likelihood $-\tfrac12 \log \mathrm{Var}\, y_\lambda + (\lambda - 1) \mathrm E[s u]$
+is concave, so that Newton's steps inside a bracket find its maximum.
 """
 
 import torch

@@ -20,9 +20,9 @@ TEMPERATURE = 0.8  # as published
 class TablePrompt:
     r"""Outputs of TabPFN for some rows of a table as a function of the log-weights of its labelled rows.
 
-    A `WeightedPrompt`: rows of weight 1 are the table itself, a row of weight 2 is there twice. Outputs are, for each row
-    and class $c$, the logit $l_c$ (the mean over members) or the log-odds $\log p_c/(1 - p_c)$; `chosen` takes some of
-    them, as pairs of a row and a class. There are as many classes as asked for, also where all rows of one have weight 0.
+    A `WeightedPrompt`: with weights 1 it is the table itself, a row of weight 2 is there twice. Outputs are, for each
+    row and class $c$, the logit $l_c$ (the mean over members) or the log-odds $\log p_c/(1 - p_c)$; `chosen` takes some
+    of them, as pairs of a row and a class. The classes stay the same where all rows of one have weight 0.
     """
 
     def __init__(
@@ -79,9 +79,7 @@ def logits_of(
     shifts = torch.tensor([member.class_shift for member in members], device=labels.device)
     shifted = (labels[:, None] + shifts[:, None]) % classes
     with weighted(log_weights.float().repeat_interleave(count, dim=0)):
-        found = network(
-            torch.stack(arranged_tables, dim=1).flatten(0, 1), shifted.expand(batch, -1, -1).flatten(0, 1)
-        )
+        found = network(torch.stack(arranged_tables, dim=1).flatten(0, 1), shifted.expand(batch, -1, -1).flatten(0, 1))
     found = found.unflatten(0, (batch, count))[..., :classes] / TEMPERATURE
     return torch.stack([found[:, i].roll(-member.class_shift, -1) for i, member in enumerate(members)]).mean(dim=0)
 
