@@ -11,7 +11,7 @@ from torch.nn import functional
 from ._checkpoint import checkpoint
 
 # names in the published file: names here
-_NAMES = {"self_attn.in_proj_": "projections.", "self_attn.out_proj.": "output."}
+_NAMES = {"self_attn.in_proj_": "in_proj.", "self_attn.out_proj.": "out_proj."}
 _PREFIXES = ("module.", "transformer_encoder.")
 
 
@@ -21,19 +21,20 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
         self.heads = heads
-        self.projections, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.linear1, self.linear2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, rows: Tensor, known: int) -> Tensor:
-        weight, bias = self.projections.weight, self.projections.bias
+        weight, bias = self.in_proj.weight, self.in_proj.bias
         width = rows.shape[-1]
         query = functional.linear(rows, weight[:width], bias[:width])
         key, value = functional.linear(rows[:, :known], weight[width:], bias[width:]).chunk(2, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
         # by its full name, so that `weighted` sees the call
-        read = functional.scaled_dot_product_attention(query, key, value)
-        rows = self.norm1(rows + self.output(read.transpose(1, 2).flatten(2)))
+        parts = query[:, :, :known], query[:, :, known:]
+        read = torch.cat([functional.scaled_dot_product_attention(part, key, value) for part in parts], dim=2)
+        rows = self.norm1(rows + self.out_proj(read.transpose(1, 2).flatten(2)))
         return self.norm2(rows + self.linear2(functional.gelu(self.linear1(rows))))
 
 
