@@ -51,6 +51,11 @@ class TablePrompt:
         """How many labelled rows there are."""
         return self._labels.shape[1]
 
+    @property
+    def tokens(self) -> int:
+        """How many rows there are, labelled or not."""
+        return self._table.shape[1]
+
     def __call__(self, log_weights: Tensor) -> Tensor:
         """Outputs (b, p) for log-weights (b, groups)."""
         logits = self.logits(log_weights)
