@@ -1,8 +1,8 @@
 r"""How a score of the outputs grows with the rows of a prompt: measured on subsets of the rows at hand, extrapolated.
 
-The mean score on $m$ rows is fitted by $a+b\,m^{-c}$. Its error has two parts: there are few subsets of each size, and all
-are from the same $n$ rows. To first order the variance over subsets of size $m$ is $(n-m)/m$ times the variance $V$ over
-redraws of all $n$ rows, and $V$ is also that of the whole curve, which moves up and down as one.
+The mean score on $m$ rows is fitted by $a+b\,m^{-c}$. Its error has two parts: there are few subsets of each size, and
+all are from the same $n$ rows. To first order the variance over subsets of size $m$ is $(n-m)/m$ times the variance $V$
+over redraws of all $n$ rows, and $V$ is also that of the whole curve, which moves up and down as one.
 """
 
 from collections.abc import Callable, Sequence
