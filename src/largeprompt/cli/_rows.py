@@ -23,15 +23,11 @@ def rows(
     held_out: Annotated[int, typer.Option(help="Other rows, which are predicted.")] = 16,
     error: Annotated[float, typer.Option(help="Standard error of log-odds for which rows are counted.")] = 0.25,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
-    method: Annotated[
-        str, typer.Option(help="How intervals are made: auto, subsets, bootstrap or influence.")
-    ] = "auto",
+    method: Annotated[str, typer.Option(help="Of intervals: auto, subsets, bootstrap or influence.")] = "auto",
     draws: Annotated[int, typer.Option(help="Prompts drawn again for the intervals.")] = 100,
     members: Annotated[int, typer.Option(help="Members of TabPFN's ensemble.")] = 3,
     seed: Annotated[int, typer.Option(help="Which rows are drawn.")] = 0,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="TabPFN's checkpoint; by default that of package pfns.")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="TabPFN's checkpoint; else that of package pfns.")] = None,
     fetch: Annotated[bool, typer.Option("--fetch", help="Fetch the checkpoint by pip (98 MB, once).")] = False,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -59,7 +55,7 @@ def rows(
         found = study_rows(given, classifier, **options, draws=draws, seed=seed, progress=view)
     with interrupts.raised():
         files = write_report(found, out, title=f"What predictions of {target} rest on: {table.name}")
-    print_result(as_json, numbers_of(found), _lines(found), files)
+    print_result(as_json, numbers_of(found), _lines(found), files, width=100)
 
 
 def _lines(found: "RowsStudy") -> Iterator[Any]:

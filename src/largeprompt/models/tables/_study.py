@@ -1,4 +1,4 @@
-"""What predictions from a table rest on: intervals, rows that carry them, rows that an error needs, the learning curve."""
+"""What predictions from a table rest on: intervals, the rows that carry them, the rows that an error needs."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RowsStudy:
     """Predictions of held-out rows from labelled ones, both as places in the table, and what the predictions rest on.
 
     `bars` and `influence` are of the log-odds of each held-out row's likeliest class, `curve` of the mean loss
-    -log p(true class) over held-out rows, `needed` of the rows for which the log-odds have the standard error asked for.
+    -log p(true class) over held-out rows; `needed` are the rows for which the log-odds have a given standard error.
     """
 
     table: Table
