@@ -125,8 +125,8 @@ def _sorted(names: set[str]) -> tuple[str, ...]:
 
 
 def _counted(cells: list[str]) -> bool:
-    """Whether cells are whole numbers that grow by one."""
-    return all(cell.isdecimal() for cell in cells) and set(np.diff([int(cell) for cell in cells])) <= {1}
+    """Whether cells are whole numbers that grow from row to row."""
+    return all(cell.isdecimal() for cell in cells) and bool(np.all(np.diff([float(cell) for cell in cells]) > 0))
 
 
 def _missing(cell: str) -> bool:
