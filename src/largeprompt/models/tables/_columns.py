@@ -27,7 +27,8 @@ class Columns:
         # the deviation of a single value is not a number: as published, nothing of such a column is read
         self._missing = missing | (present.sum(dim=1, keepdim=True) <= 1)
         self._present = present
-        filled = torch.where(missing, 0, table)
+        # from the lowest value on: a constant column is then 0 exactly, and has no deviation from rounding
+        filled = torch.where(missing, 0, table - torch.where(lowest.isfinite(), lowest, 0)[:, None])
         mean, deviation = self._moments(filled, present)
         self.standard = ((filled - mean) / (deviation + _SMALL)).clamp(-_LARGEST, _LARGEST)
 
