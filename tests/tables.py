@@ -32,7 +32,11 @@ def small_network(seed=0):
 
 def save(network, path, settings=None):
     """Write a network as the published file has it."""
-    names = {"layers.": "transformer_encoder.layers.", "in_proj.": "self_attn.in_proj_", "out_proj": "self_attn.out_proj"}
+    names = {
+        "layers.": "transformer_encoder.layers.",
+        "in_proj.": "self_attn.in_proj_",
+        "out_proj": "self_attn.out_proj",
+    }
     state = {}
     for name, value in network.state_dict().items():
         for ours, theirs in names.items():

@@ -111,7 +111,8 @@ class TabPFNClassifier:
 
     def predict(self, X: Any) -> np.ndarray:
         """The likeliest class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        likely = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[likely]
 
     def score(self, X: Any, y: Any) -> float:
         """The share of rows whose class is predicted."""
