@@ -7,7 +7,7 @@ from largeprompt.models.tables import TabPFN
 
 
 def drawn_table(rows=60, tests=6):
-    """Numbers with a heavy tail, ties, an outlier, a constant column, missing values; three classes; rows to predict."""
+    """Numbers with a heavy tail, ties, an outlier, a constant column, missing values; three classes; further rows."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows + tests, 7))
     y = (x[:, 0] + 0.5 * x[:, 1] ** 2 + 0.3 * rng.normal(size=rows + tests) > 0.4).astype(int) + (x[:, 2] > 1)
