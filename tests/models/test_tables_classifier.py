@@ -55,8 +55,8 @@ def test_intervals_of_probabilities_are_those_of_log_odds(classifier, rows):
     assert (found.probabilities < found.high).all()
     data = found.to_dataset()
     assert dict(data.sizes) == {"row": 6, "class": 3}
-    assert data.attrs == {"level": 0.8, "method": "subsets", "rows of the prompt": 60}
-    assert "Intervals of 80 % over redraws of 60 rows, by subsets (6 rows)" in repr(found)
+    assert data.attrs == {"level": 0.8, "method": "partitions", "rows of the prompt": 60}
+    assert "Intervals of 80 % over redraws of 60 rows, by partitions (6 rows)" in repr(found)
 
 
 def test_influential_rows_change_the_log_odds_of_the_likeliest_class_most(classifier, rows):

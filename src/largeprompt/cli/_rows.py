@@ -23,7 +23,7 @@ def rows(
     held_out: Annotated[int, typer.Option(help="Other rows, which are predicted.")] = 16,
     error: Annotated[float, typer.Option(help="Standard error of log-odds for which rows are counted.")] = 0.25,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
-    method: Annotated[str, typer.Option(help="Of intervals: auto, subsets, bootstrap or influence.")] = "auto",
+    method: Annotated[str, typer.Option(help="Of intervals: auto, partitions, bootstrap or influence.")] = "auto",
     draws: Annotated[int, typer.Option(help="Prompts drawn again for the intervals.")] = 100,
     members: Annotated[int, typer.Option(help="Members of TabPFN's ensemble.")] = 3,
     seed: Annotated[int, typer.Option(help="Which rows are drawn.")] = 0,

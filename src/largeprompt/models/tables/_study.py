@@ -10,8 +10,16 @@ from scipy.special import expit, log_softmax
 
 from largeprompt import _checks as checks
 from largeprompt._progress import Progress
-from largeprompt.models.influence import ErrorBars, Influence, RowsFor, error_bars, influence, rows_for
-from largeprompt.models.influence._learning_curve import LearningCurve, learning_curve
+from largeprompt.models.influence import (
+    ErrorBars,
+    Influence,
+    LearningCurve,
+    RowsFor,
+    error_bars,
+    influence,
+    learning_curve,
+    rows_for,
+)
 
 from ._classifier import TabPFNClassifier
 from ._csv import Table
@@ -102,6 +110,8 @@ class RowsStudy:
                 f"For a standard error of {self.needed.error:g} of the log-odds, the median row needs "
                 f"{_rounded(float(np.median(known)))} labelled rows."
             )
+        else:
+            found.append(f"How many rows a given error needs is not to be said: {self.needed.reason[0]}.")
         doubted = int(np.sum(~self.bars.trusted))
         if doubted:
             found.append(f"{doubted} of {t} intervals are not to be trusted; each row says why.")
