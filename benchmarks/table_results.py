@@ -16,10 +16,8 @@ def show(rows: list[Row]) -> None:
             for row in chosen:
                 for line in cells(row):
                     print("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in line) + " |")
-    print(
-        "\ncosts at these accuracies, over those of the first method\n| table | n | method | draws | seconds | log error |"
-    )
-    print("|---|---|---|---|---|---|")
+    print("\ncosts and accuracies, over those of the first method")
+    print(f"| table | n | method | draws | seconds | log error |\n|{'---|' * 6}")
     for line in _costs(rows):
         print("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in line) + " |")
 

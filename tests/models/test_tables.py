@@ -122,9 +122,8 @@ def test_the_exponent_is_the_most_likely_one():
     for column, exponent in zip(x.T, found, strict=True):
         theirs, most_likely = (np.asarray(part) for part in stats.yeojohnson(column))
         assert float(exponent) == pytest.approx(float(most_likely), abs=1e-5)
-        ours = transformed(torch.as_tensor(column)[None, :, None], torch.tensor([[float(most_likely)]]).double())[
-            0, :, 0
-        ]
+        exact = torch.full((1, 1), float(most_likely), dtype=torch.float64)
+        ours = transformed(torch.as_tensor(column)[None, :, None], exact)[0, :, 0]
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 

@@ -13,6 +13,7 @@ from ._checkpoint import checkpoint
 # names in the published file: names here
 _NAMES = {"self_attn.in_proj_": "in_proj.", "self_attn.out_proj.": "out_proj."}
 _PREFIXES = ("module.", "transformer_encoder.")
+FEATURES, CLASSES = 100, 10  # that the published network reads at most
 
 
 class Layer(nn.Module):
@@ -46,8 +47,8 @@ class TabPFN(nn.Module):
 
     def __init__(
         self,
-        features: int = 100,
-        classes: int = 10,
+        features: int = FEATURES,
+        classes: int = CLASSES,
         *,
         width: int = 512,
         heads: int = 4,

@@ -23,6 +23,7 @@ from largeprompt.models.influence import (
 
 from ._classifier import TabPFNClassifier
 from ._csv import Table
+from ._network import CLASSES, FEATURES
 
 FEWEST = 16  # rows of a prompt
 
@@ -166,10 +167,19 @@ def split(table: Table, rows: int | None, held_out: int, seed: int) -> tuple[np.
     """Places of the labelled rows and of those held out, drawn at random; each class is among the labelled ones."""
     held_out = checks.count("held_out", held_out)
     most = len(table) - held_out
+    if most < FEWEST:
+        raise ValueError(
+            f"the table has {len(table)} rows; with {held_out} held out it must have {held_out + FEWEST} or more"
+        )
+    for count, limit, what in ((len(table.classes), CLASSES, "classes"), (len(table.columns), FEATURES, "columns")):
+        if count > limit:
+            of = f"the target {table.target}" if what == "classes" else "the table"
+            raise ValueError(f"{of} has {count} {what}; TabPFN reads at most {limit}")
     rows = min(256, most) if rows is None else checks.count("rows", rows)
-    if rows > most or rows < FEWEST:
-        asked = f"{rows} labelled rows and {held_out} held out of {len(table)}"
-        raise ValueError(f"there are {asked}; give at least {FEWEST} labelled rows, and no more than there are")
+    if not FEWEST <= rows <= most:
+        raise ValueError(
+            f"there are {rows} labelled rows and {held_out} held out of {len(table)}; give {FEWEST} to {most} labelled rows"
+        )
     order = np.random.default_rng(checks.count("seed", seed, at_least=0)).permutation(len(table))
     out, labelled = order[:held_out], order[held_out : held_out + rows]
     if len(np.unique(table.labels[labelled])) < 2:
