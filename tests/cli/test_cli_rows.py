@@ -27,6 +27,7 @@ def table(command):
     return "trees.csv"
 
 
+WIDE = ",".join(f"x{i}" for i in range(101)) + ",tree\n" + ("1," * 101 + "a\n" + "2," * 101 + "b\n") * 20
 SMALL = ("--target", "tree", "--rows", "32", "--held-out", "5", "--draws", "16", "--members", "2")
 
 
@@ -86,14 +87,14 @@ def test_the_page_draws_without_a_network_and_shows_text_as_text(command, table,
         ("", "bad.csv is empty"),
         ("x,y\n1,a\n2,b\n", "no column 'tree' for --target"),
         ("x,tree\n1,a\n2\n", "line 3 has 1 cells"),
-        ("x,tree\n1,a\n2,b\n", "-14 labelled rows and 16 held out of 2"),
+        ("x,tree\n1,a\n2,b\n", "the table has 2 rows; with 16 held out it must have 32 or more"),
         ("x,tree\n" + "1,a\n" * 40, "all 24 labelled rows have the tree 'a'"),
-        ("x,tree\n" + "".join(f"{i},{i}\n" for i in range(40)), "y has 24 classes; TabPFN reads at most 10"),
-        ("x,tree\n1e300,a\n2,b\n", "x is 1e300 in row 1"),
         (
-            ",".join(f"x{i}" for i in range(101)) + ",tree\n" + ("1," * 101 + "a\n" + "2," * 101 + "b\n") * 20,
-            "101 columns",
+            "x,tree\n" + "".join(f"{i},{i}\n" for i in range(40)),
+            "the target tree has 40 classes; TabPFN reads at most 10",
         ),
+        ("x,tree\n1e300,a\n2,b\n", "x is 1e300 in row 1"),
+        (WIDE, "the table has 101 columns; TabPFN reads at most 100"),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(command, checkpoint, text, said):
@@ -110,7 +111,7 @@ def test_bad_tables_are_refused_in_one_line(command, checkpoint, text, said):
     [
         (("--checkpoint", "absent"), "absent is no file"),
         (("--rows", "58"), "58 labelled rows and 16 held out of 59"),
-        (("--rows", "8"), "give at least 16 labelled rows"),
+        (("--rows", "8"), "give 16 to 43 labelled rows"),
         (("--held-out", "0"), "held_out is 0; it must be at least 1"),
         (("--method", "magic"), "method is 'magic'; it must be one of auto"),
         (("--level", "90"), "level is 90; it must lie between 0 and 1"),

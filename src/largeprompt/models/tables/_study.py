@@ -177,9 +177,8 @@ def split(table: Table, rows: int | None, held_out: int, seed: int) -> tuple[np.
             raise ValueError(f"{of} has {count} {what}; TabPFN reads at most {limit}")
     rows = min(256, most) if rows is None else checks.count("rows", rows)
     if not FEWEST <= rows <= most:
-        raise ValueError(
-            f"there are {rows} labelled rows and {held_out} held out of {len(table)}; give {FEWEST} to {most} labelled rows"
-        )
+        asked = f"there are {rows} labelled rows and {held_out} held out of {len(table)}"
+        raise ValueError(f"{asked}; give {FEWEST} to {most} labelled rows")
     order = np.random.default_rng(checks.count("seed", seed, at_least=0)).permutation(len(table))
     out, labelled = order[:held_out], order[held_out : held_out + rows]
     if len(np.unique(table.labels[labelled])) < 2:
