@@ -35,7 +35,7 @@ from largeprompt.models.tables import TablePrompt, TabPFN, log_odds, logits_of, 
 TESTS = 64
 KINDS = ("logits", "log-odds")
 METHODS = ("partitions", "bootstrap", "influence")
-FEWER = 3  # a third of the intervals for all but the first method with the most draws
+FEWER = {"influence": 6}  # one in so many intervals by methods other than the first with the most draws; else one in 3
 LEAVING_OUT = 2
 
 
@@ -230,7 +230,7 @@ def measure(setting: Setting, options: argparse.Namespace, deadline: float, writ
                 continue  # it draws nothing
             first = (method, draws) == (options.methods[0], options.draws[0])
             prompts = [setting.prompt(rows) for rows in redraws.drawn[: options.intervals]]
-            prompts = prompts if first else prompts[: max(2, options.intervals // FEWER)]
+            prompts = prompts if first else prompts[: max(2, options.intervals // FEWER.get(method, 3))]
             asked = {"method": method, "draws": draws, "batch": options.batch}
             bars, spent = seconds(lambda prompts=prompts, asked=asked: [error_bars(one, **asked) for one in prompts])
             write({**facts, "n": n, "draws": draws, **redraws.judge(bars, method, spent)})

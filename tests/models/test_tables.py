@@ -95,6 +95,16 @@ def test_a_column_that_varies_only_in_rows_without_weight_is_left_out():
     torch.testing.assert_close(whole, rest, rtol=0, atol=1e-9)
 
 
+def test_rows_without_weight_are_left_out_of_the_computation_and_change_nothing():
+    prompt = prompt_of(np.arange(60))
+    log_weights = torch.zeros(2, 60).double()
+    log_weights[0, :25] = log_weights[1, 40:] = -torch.inf
+    with_all = prompt(log_weights.clone().requires_grad_())
+    torch.testing.assert_close(prompt(log_weights), with_all.detach(), rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match="all labelled rows have weight 0"):
+        prompt(torch.full((1, 60), -torch.inf))
+
+
 def test_rows_of_a_batch_do_not_see_each_other():
     prompt = prompt_of(np.arange(60))
     log_weights = torch.randn(3, 60, generator=torch.Generator().manual_seed(0)).double()

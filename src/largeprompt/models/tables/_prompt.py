@@ -75,6 +75,7 @@ def logits_of(
     network: TabPFN, tables: Tensor, labels: Tensor, log_weights: Tensor, members: Sequence[Member], classes: int
 ) -> Tensor:
     """The mean over members of the logits (b, t, classes), for tables (b or 1, n + t, f) with labels (b or 1, n)."""
+    tables, labels, log_weights = _without_absent(tables, labels, log_weights)
     columns = Columns(tables, log_weights.double().exp())
     dtype = network.encoder.weight.dtype
     seen = {power: columns.member(power).to(dtype) for power in {member.power for member in members}}
@@ -88,6 +89,24 @@ def logits_of(
         found = network(torch.stack(arranged_tables, dim=1).flatten(0, 1), shifted.expand(batch, -1, -1).flatten(0, 1))
     found = found.unflatten(0, (batch, count))[..., :classes] / TEMPERATURE
     return torch.stack([found[:, i].roll(-member.class_shift, -1) for i, member in enumerate(members)]).mean(dim=0)
+
+
+def _without_absent(tables: Tensor, labels: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with only as many labelled rows as some prompt has of positive weight, these first: the others cost time.
+
+    Where derivatives are asked for nothing changes: they are 0 at weight 0, and somebody may want to see that.
+    """
+    absent = log_weights == -torch.inf
+    most, n = int((~absent).sum(dim=1).max()), log_weights.shape[1]
+    if most == 0:
+        raise ValueError("all labelled rows have weight 0; some must be there")
+    if most == n or log_weights.requires_grad:
+        return tables, labels, log_weights
+    batch = len(log_weights)
+    order = torch.argsort(absent.to(torch.uint8), dim=1, stable=True)[:, :most]
+    known = torch.gather(tables[:, :n].expand(batch, -1, -1), 1, order[..., None].expand(-1, -1, tables.shape[2]))
+    rows = torch.cat([known, tables[:, n:].expand(batch, -1, -1)], dim=1)
+    return rows, torch.gather(labels.expand(batch, -1), 1, order), torch.gather(log_weights, 1, order)
 
 
 def log_odds(logits: Tensor) -> Tensor:
