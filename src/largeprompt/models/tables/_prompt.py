@@ -92,9 +92,9 @@ def logits_of(
 
 
 def _without_absent(tables: Tensor, labels: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with only as many labelled rows as some prompt has of positive weight, these first: the others cost time.
+    """The same without labelled rows that have weight 0 in their prompt, as far as prompts of a batch allow: faster.
 
-    Where derivatives are asked for nothing changes: they are 0 at weight 0, and somebody may want to see that.
+    Where derivatives are asked for nothing is left out.
     """
     absent = log_weights == -torch.inf
     most, n = int((~absent).sum(dim=1).max()), log_weights.shape[1]
