@@ -94,14 +94,14 @@ class RowsStudy:
         """What was found, in sentences."""
         n, t, level = len(self.labelled), len(self.held_out), 100 * self.bars.level
         low, high = expit(self.bars.low), expit(self.bars.high)
-        open_ = int(np.sum((low < 0.5) & (high > 0.5)))
+        undecided = int(np.sum((low < 0.5) & (high > 0.5)))
         later = self.curve.at([n, 2 * n])
         found = [
             f"From {n} labelled rows {int(self.right.sum())} of {t} held-out rows are predicted right "
             f"(mean loss {self.curve.score[-1]:.3g}).",
             f"If other rows had been drawn, the probability of a row's class would vary: the {level:g} % interval is "
-            f"{np.median(high - low):.2g} wide for the median row (by {self.bars.method}); for {open_} of {t} rows it "
-            "contains ½.",
+            f"{np.median(high - low):.2g} wide for the median row (by {self.bars.method}); for {undecided} of {t} rows "
+            "it contains ½.",
             f"Twice as many rows: the mean loss is expected to go from {later.score[0]:.3g} to {later.score[1]:.3g} "
             f"({later.low[1]:.3g} to {later.high[1]:.3g}).",
         ]
@@ -118,7 +118,9 @@ class RowsStudy:
             found.append(f"{doubted} of {t} intervals are not to be trusted; each row says why.")
         carried = np.sort(self.influence.values**2, axis=1)[:, ::-1].cumsum(axis=1)
         half = np.argmax(carried >= carried[:, -1:] / 2, axis=1) + 1
-        found.append(f"Half of the variance of a prediction comes from {np.median(half):.0f} of {n} labelled rows.")
+        found.append(
+            f"To first order, {np.median(half):.0f} of {n} labelled rows carry half of a prediction's variance."
+        )
         return found
 
 
