@@ -13,7 +13,7 @@ from largeprompt.models.influence._outputs import outputs_at
 from largeprompt.models.influence._resamples import partitions
 from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is
-from weighted_prompts import Mean, Ratio, SoftmaxHead, network
+from weighted_prompts import Growing, Mean, Ratio, SoftmaxHead, network
 
 mpl.use("Agg")
 
@@ -24,13 +24,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Growing(Mean):
-    """Means times the root of the number of rows: their variance is the same for every number of rows."""
-
-    def __call__(self, log_weights: torch.Tensor) -> torch.Tensor:
-        return super().__call__(log_weights) * log_weights.exp().sum(dim=1, keepdim=True).sqrt()
 
 
 def rows(seed: int, n: int = 60, outputs: int = 6) -> np.ndarray:
@@ -97,16 +90,16 @@ def covered(prompts, truth, **options) -> float:
     [(Mean, "influence"), (Mean, "bootstrap"), (Mean, "partitions"), (Growing, "partitions"), (Ratio, "influence")],
 )
 def test_intervals_cover_as_often_as_they_say(make, method):
-    """200 prompts of 60 independent rows; two outputs are counted as independent, which they nearly are."""
+    """Prompts of 60 independent rows; two outputs are counted as independent, which they nearly are."""
     rng = np.random.default_rng(2)
-    drawn = [rng.normal(size=(60, 2)) + (3.0 if make is Ratio else 0.0) for _ in range(200)]
+    drawn = [rng.normal(size=(60, 2)) + (3.0 if make is Ratio else 0.0) for _ in range(120)]
     share = covered([make(x) for x in drawn], 1.0 if make is Ratio else 0.0, method=method, draws=60)
-    assert abs(share - 0.9) < 5 * np.sqrt(0.9 * 0.1 / (200 if make is Ratio else 400))
+    assert abs(share - 0.9) < 5 * np.sqrt(0.9 * 0.1 / (120 if make is Ratio else 240))
 
 
 def test_error_bars_of_a_network_are_those_of_prompts_drawn_again():
-    fresh = np.array([network(seed, n=48)(torch.zeros(1, 48))[0].numpy() for seed in range(400)])
-    bars = [error_bars(network(seed, n=48), draws=64, batch=64) for seed in range(25)]
+    fresh = np.array([network(seed, n=48)(torch.zeros(1, 48))[0].numpy() for seed in range(250)])
+    bars = [error_bars(network(seed, n=48), draws=64, batch=64) for seed in range(15)]
     ratio = np.array([bar.stderr**2 for bar in bars]).mean(axis=0) / fresh.var(axis=0, ddof=1)
     assert np.all((ratio > 0.5) & (ratio < 2.0)), ratio
     assert np.mean([(b.low < fresh.mean(axis=0)) & (fresh.mean(axis=0) < b.high) for b in bars]) > 0.75
