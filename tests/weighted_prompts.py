@@ -23,6 +23,17 @@ class Mean:
         return log_weights.double().softmax(dim=-1) @ self.rows
 
 
+class Growing(Mean):
+    """Means times a power of the number of rows: their variance falls like the rows to the power of 2·power - 1."""
+
+    def __init__(self, rows: np.ndarray, power: float = 0.5):
+        super().__init__(rows)
+        self.power = power
+
+    def __call__(self, log_weights: Tensor) -> Tensor:
+        return super().__call__(log_weights) * log_weights.exp().sum(dim=1, keepdim=True) ** self.power
+
+
 class Ratio(Mean):
     """The mean of the first column over that of the second."""
 

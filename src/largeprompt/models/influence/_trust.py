@@ -31,7 +31,7 @@ def doubts(
         both = [by[i] for by in stderr_by.values()]
         if not stderr > 0:
             found.append("the output does not depend on the groups")
-        elif tail is not None and tail[0][i] > HEAVIEST and tail[1][i] < FEWEST:
+        elif method == "influence" and tail is not None and tail[0][i] > HEAVIEST and tail[1][i] < FEWEST:
             found.append(f"single groups decide: {tail[1][i]:.2g} of them carry the variance, tail {tail[0][i]:.2f}")
         elif max(both) > APART * min(both):
             by = ", ".join(f"{by[i]:.3g} by {name}" for name, by in stderr_by.items())
