@@ -354,3 +354,22 @@ def compression_table(data: xr.Dataset) -> Table:
     )
     headings = ("layer", f"kept of {length:,}", "share", "median error", "largest error")
     return _table("Tokens kept, and predicted relative errors of heads", headings, rows)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The held-out rows of a table: predictions with intervals, rows needed, and the labelled rows that carry them."""
+    headings = ("line", "true", "predicted", "probability", "interval", "rows needed", "carried by lines")
+    cells = (
+        (
+            str(row["line"]),
+            row["true"],
+            row["predicted"],
+            f"{row['probability']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}{'' if row['trusted'] else ' *'}",
+            "–" if math.isnan(row["rows_needed"]) else f"{row['rows_needed']:,.0f}",
+            ", ".join(str(each["line"]) for each in row["influential"]),
+        )
+        for row in rows
+    )
+    doubted = "" if all(row["trusted"] for row in rows) else " (* not to be trusted)"
+    return _table(f"held-out rows{doubted}", headings, cells)
