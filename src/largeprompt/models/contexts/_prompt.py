@@ -116,9 +116,7 @@ class ContextPrompt:
         weights = torch.where(kept, 0.0, -torch.inf)
         return self._in_batches(weights, batch, self._plain)[0]
 
-    def gradients(
-        self, weights: Any, *, batch: int = 8
-    ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n p g"]]:
+    def gradients(self, weights: Any, *, batch: int = 8) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n p g"]]:
         """Outputs at weights in [0, 1] and their derivatives in the log-weights, which are 0 where the weight is 0."""
         log_weights = torch.log(torch.as_tensor(np.asarray(weights), dtype=torch.float32))
         values, gradients = self._in_batches(log_weights, batch, self._differentiated)

@@ -15,7 +15,9 @@ _ENDS = {
     "paragraphs": re.compile(_END_OF_PARAGRAPH),
 }
 # after these a full stop ends no sentence; initials such as J. are seen by their length
-_ABBREVIATIONS = frozenset("mr mrs ms dr prof st jr sr vs etc eg ie e.g i.e cf al fig eq no vol pp approx".split())
+_ABBREVIATIONS = frozenset(
+    ("mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "e.g", "i.e", "cf", "fig", "eq", "no", "vol")
+)
 
 
 def parts(text: str, unit: Unit) -> list[str]:
