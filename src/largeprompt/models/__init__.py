@@ -22,17 +22,33 @@ if TYPE_CHECKING:
     from .compression import compress as compress
     from .compression import compression_effect as compression_effect
     from .compression._press import MeasurePress as MeasurePress
+    from .influence import ErrorBars as ErrorBars
+    from .influence import Influence as Influence
+    from .influence import RowsFor as RowsFor
+    from .influence import WeightedPrompt as WeightedPrompt
+    from .influence import error_bars as error_bars
+    from .influence import left_out as left_out
+    from .influence import rows_for as rows_for
+    from .influence import weighted as weighted
 
-_COMPRESSION = ("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect")
+_FIRST_USE = {
+    ".compression": (
+        *("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect"),
+    ),
+    ".influence": (
+        *("ErrorBars", "Influence", "RowsFor", "WeightedPrompt", "error_bars", "left_out", "rows_for", "weighted"),
+    ),
+}
+_HOMES = {name: home for home, names in _FIRST_USE.items() for name in names}
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of these
 
     def __getattr__(name: str) -> object:
-        if name not in _COMPRESSION:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            home = import_module(".compression", __name__)
+            home = import_module(_HOMES[name], __name__)
         except ImportError as error:
             raise ImportError(f"{name}: {INSTALL} ({error})") from None
         globals()[name] = found = getattr(home, name)
@@ -40,4 +56,4 @@ if not TYPE_CHECKING:  # else every misspelt name would pass for one of these
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_COMPRESSION})
+    return sorted({*globals(), *_HOMES})

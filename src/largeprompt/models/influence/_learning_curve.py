@@ -1,0 +1,146 @@
+r"""How a score of the outputs grows with the rows of a prompt: measured on subsets of the rows at hand, extrapolated.
+
+The mean score on $m$ rows is fitted by $a+b\,m^{-c}$. Its error has two parts: there are few subsets of each size, and all
+are from the same $n$ rows. To first order the variance over subsets of size $m$ is $(n-m)/m$ times the variance $V$ over
+redraws of all $n$ rows, and $V$ is also that of the whole curve, which moves up and down as one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int
+
+from largeprompt import _checks as checks
+from largeprompt._display import AbstractTable, axes, dataset
+from largeprompt._progress import Progress
+from largeprompt.paper.chart import BLUE, VERMILION
+
+from ._outputs import groups_of, outputs_at, task
+from ._resamples import subsets
+from ._weighted import WeightedPrompt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import Dataset
+
+_POWERS = np.linspace(0.1, 2.0, 39)  # of the rows, in the fit
+_REFITS = 200
+
+
+class Band(NamedTuple):
+    """Scores on so many rows: the fitted one, and the ends of an interval."""
+
+    rows: Float[np.ndarray, " k"]
+    score: Float[np.ndarray, " k"]
+    low: Float[np.ndarray, " k"]
+    high: Float[np.ndarray, " k"]
+
+
+class LearningCurve(AbstractTable):
+    r"""The mean score on subsets of each size, and the curve $a+b\,m^{-c}$ through it.
+
+    `spread` is the standard deviation over subsets, `stderr` the standard error of the whole curve, over redraws of
+    all rows. `fits` has $(a,b,c)$, first of the scores, then of scores drawn again.
+    """
+
+    rows: Int[np.ndarray, " k"]
+    score: Float[np.ndarray, " k"]
+    spread: Float[np.ndarray, " k"]
+    fits: Float[np.ndarray, "r 3"]
+    stderr: float
+    level: float = eqx.field(static=True)
+    repeats: int = eqx.field(static=True)
+
+    def at(self, rows: Sequence[float] | float) -> Band:
+        """The fitted score on so many rows, with an interval; beyond those at hand it is extrapolated."""
+        m = np.atleast_1d(np.asarray(rows, dtype=float))
+        if not (np.isfinite(m).all() and (m >= 1).all()):
+            raise ValueError(f"rows are {rows}; they must be numbers of at least 1")
+        curves = self.fits[:, :1] + self.fits[:, 1:2] * m ** -self.fits[:, 2:]
+        shift = self.stderr * np.random.default_rng(0).normal(size=(len(curves), 1))
+        low, high = np.quantile(curves + shift, [(1 - self.level) / 2, (1 + self.level) / 2], axis=0)
+        return Band(m, curves[0], np.minimum(low, curves[0]), np.maximum(high, curves[0]))
+
+    def to_dataset(self) -> "Dataset":
+        """Scores by number of rows; the fit is in the attributes."""
+        band = self.at(self.rows.tolist())
+        columns = {"score": self.score, "spread": self.spread, "fitted": band.score, "low": band.low, "high": band.high}
+        a, b, c = (float(x) for x in self.fits[0])
+        facts = {"a": a, "b": b, "c": c, "stderr": self.stderr, "level": self.level, "repeats": self.repeats}
+        return dataset("rows", self.rows, columns, facts)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the scores and the curve, up to eight times the rows at hand."""
+        ax = axes(ax)
+        band = self.at(np.geomspace(self.rows[0], 8 * self.rows[-1], 60).tolist())
+        ax.errorbar(self.rows, self.score, self.spread, fmt="o", color=BLUE, label="subsets, ± spread")
+        ax.plot(band.rows, band.score, color=VERMILION, label="$a+b\\,m^{-c}$")
+        ax.fill_between(band.rows, band.low, band.high, color=VERMILION, alpha=0.2, linewidth=0)
+        ax.axvline(self.rows[-1], color="0.5", linestyle="--")
+        ax.set(xscale="log", xlabel="rows of the prompt", ylabel="score")
+        ax.legend(frameon=False)
+        return ax
+
+
+def learning_curve(
+    prompt: WeightedPrompt,
+    score: Callable[[np.ndarray], float],
+    *,
+    rows: Sequence[int] | None = None,
+    repeats: int = 8,
+    level: float = 0.9,
+    seed: int = 0,
+    batch: int = 16,
+    progress: Progress | None = None,
+) -> LearningCurve:
+    """The mean `score` of outputs on random subsets of the prompt's groups, by their number, and a fit to extrapolate.
+
+    Sizes are six from an eighth of the groups to all of them, unless `rows` gives others.
+    """
+    n, repeats = groups_of(prompt, at_least=16), checks.count("repeats", repeats, at_least=2)
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level:g}; it must lie between 0 and 1, such as 0.9")
+    sizes = np.unique(np.asarray(rows if rows is not None else np.geomspace(n / 8, n, 6).round(), dtype=int))
+    if len(sizes) < 4 or sizes[0] < 1 or sizes[-1] > n:
+        raise ValueError(f"rows are {sizes.tolist()}; give at least four different numbers from 1 to {n}")
+    rng = np.random.default_rng(checks.count("seed", seed, at_least=0))
+    found: list[np.ndarray] = []
+    with task(progress, "learning curve", repeats * len(sizes)) as advance:
+        for m in sizes:
+            outputs = outputs_at(prompt, subsets(rng, repeats if m < n else 1, n, int(m)), batch, advance)
+            found.append(np.array([float(score(each)) for each in outputs]))
+            if not np.isfinite(found[-1]).all():
+                raise ValueError(f"the score on {m} rows is not finite; it must be a number")
+    means, spreads = (np.array([f(x) for x in found]) for f in (np.mean, _spread))
+    whole = sizes == n
+    share = sizes[~whole] / n
+    variance = float(np.mean(spreads[~whole] ** 2 * share / (1 - share)))
+    errors = np.where(whole, 0.0, spreads**2 / repeats)
+    # a curve has no reason to pass exactly through any one point, all rows included
+    precision = 1 / np.maximum(errors + np.mean(errors) / 4, np.finfo(float).tiny)
+    again = [np.array([np.mean(rng.choice(x, len(x))) for x in found]) for _ in range(_REFITS)]
+    return LearningCurve(
+        rows=sizes,
+        score=means,
+        spread=spreads,
+        fits=np.array([_fit(sizes.astype(float), each, precision) for each in [means, *again]]),
+        stderr=np.sqrt(variance),
+        level=float(level),
+        repeats=repeats,
+    )
+
+
+def _spread(x: np.ndarray) -> float:
+    return float(x.std(ddof=1)) if len(x) > 1 else 0.0
+
+
+def _fit(m: np.ndarray, score: np.ndarray, precision: np.ndarray) -> tuple[float, float, float]:
+    """The best a and b for every power c, and of these the best; powers of few points are drawn together by a grid."""
+    found = []
+    for c in _POWERS:
+        design = np.stack([np.ones_like(m), m**-c], axis=1) * np.sqrt(precision)[:, None]
+        (a, b), *_ = np.linalg.lstsq(design, score * np.sqrt(precision), rcond=None)
+        found.append((float(np.sum(precision * (score - a - b * m**-c) ** 2)), a, b, c))
+    return min(found)[1:]

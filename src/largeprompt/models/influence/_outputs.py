@@ -1,0 +1,79 @@
+"""Outputs of a weighted prompt and their gradients, in batches, as numbers that are known to be finite."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from largeprompt import _checks as checks
+from largeprompt._progress import Progress
+
+from ._weighted import WeightedPrompt
+
+
+def groups_of(prompt: WeightedPrompt, *, at_least: int = 2) -> int:
+    """How many groups a prompt has, once they are enough."""
+    return checks.count("prompt.groups", prompt.groups, at_least=at_least)
+
+
+def outputs_at(
+    prompt: WeightedPrompt,
+    weights: Float[np.ndarray, "r n"],
+    batch: int,
+    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+) -> Float[np.ndarray, "r p"]:
+    """Outputs at each row of weights, `batch` rows at a time; 0 leaves a group out."""
+    found = []
+    with torch.no_grad():
+        for rows in np.split(weights, range(batch, len(weights), batch)):
+            found.append(_finite(prompt(log_weights(rows)), len(rows)).double().cpu().numpy())
+            advance(len(rows))
+    return np.concatenate(found)
+
+
+def gradients_at(
+    prompt: WeightedPrompt,
+    weights: Float[np.ndarray, "r n"],
+    batch: int,
+    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+) -> tuple[Float[np.ndarray, "r p"], Float[np.ndarray, "r p n"]]:
+    """Outputs at each row of weights, and their derivatives in the log-weights: one backward pass for each output."""
+    values, slopes = [], []
+    for rows in np.split(weights, range(batch, len(weights), batch)):
+        at = log_weights(rows).requires_grad_()
+        with torch.enable_grad():
+            outputs = _finite(prompt(at), len(rows))
+            if not outputs.requires_grad:
+                raise ValueError("outputs of the prompt do not depend on its log-weights by differentiable operations")
+            # rows of a batch are independent, so the gradient of a column's sum has that of each row
+            columns = outputs.sum(dim=0)
+            each = [torch.autograd.grad(column, at, retain_graph=True)[0] for column in columns]
+        values.append(outputs.detach().double().cpu().numpy())
+        slopes.append(torch.stack(each, dim=1).double().cpu().numpy())
+        if not np.isfinite(slopes[-1]).all():
+            raise ValueError("a derivative in a log-weight is not finite; the network must be smooth in its scores")
+        advance(len(rows))
+    return np.concatenate(values), np.concatenate(slopes)
+
+
+def log_weights(weights: Float[np.ndarray, "r n"]) -> Tensor:
+    """Logarithms of weights, as a network reads them."""
+    with np.errstate(divide="ignore"):
+        return torch.as_tensor(np.log(weights), dtype=torch.get_default_dtype())
+
+
+def task(progress: Progress | None, name: str, total: float):
+    """A piece of work that reports to `progress`, or to nobody."""
+    return (progress or Progress()).task(name, total)
+
+
+def _finite(outputs: Tensor, rows: int) -> Tensor:
+    """The outputs themselves, once they are finite numbers of the right shape."""
+    if outputs.ndim != 2 or outputs.shape[0] != rows or not outputs.shape[1]:
+        raise ValueError(f"outputs have shape {tuple(outputs.shape)} for {rows} rows of log-weights; give ({rows}, p)")
+    if not bool(torch.isfinite(outputs).all()):
+        at = tuple(int(i) for i in (~torch.isfinite(outputs)).nonzero()[0])
+        raise ValueError(f"output {at[1]} is {float(outputs[at])}; every output must be finite")
+    return outputs

@@ -1,0 +1,84 @@
+r"""How many rows a prompt needs for an output with a given standard error.
+
+Over redraws of a prompt the variance of an output falls like $1/n$: from a standard error $s$ at $n$ rows, an error
+$\varepsilon$ needs $n s^2/\varepsilon^2$. With $\nu$ degrees of freedom of $s^2$ the interval is that of $\chi^2_\nu$.
+"""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+from largeprompt._display import AbstractTable, axes, dataset
+from largeprompt._progress import Progress
+from largeprompt.paper.chart import BLUE
+
+from ._error_bars import ErrorBars, Method, error_bars
+from ._weighted import WeightedPrompt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import Dataset
+
+
+class RowsFor(AbstractTable):
+    """The rows for which each output has the standard error `error`, with an interval; NaN where it is not `trusted`.
+
+    `now` is how many there are, with which the standard error is `stderr`.
+    """
+
+    rows: Float[np.ndarray, " p"]
+    low: Float[np.ndarray, " p"]
+    high: Float[np.ndarray, " p"]
+    stderr: Float[np.ndarray, " p"]
+    trusted: Bool[np.ndarray, " p"]
+    error: float = eqx.field(static=True)
+    level: float = eqx.field(static=True)
+    now: int = eqx.field(static=True)
+    reason: tuple[str, ...] = eqx.field(static=True)
+
+    def to_dataset(self) -> "Dataset":
+        """All numbers by output."""
+        columns = {name: getattr(self, name) for name in ("rows", "low", "high", "stderr", "trusted")}
+        facts = {"error": self.error, "level": self.level, "rows now": self.now}
+        return dataset("output", np.arange(len(self.rows)), columns | {"reason": np.array(self.reason)}, facts)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the rows with their intervals, and a line at those at hand."""
+        ax, at = axes(ax), np.arange(len(self.rows))
+        ax.plot(at, self.rows, "o", color=BLUE)
+        ax.vlines(at[self.trusted], self.low[self.trusted], self.high[self.trusted], color=BLUE)
+        ax.axhline(self.now, color="0.5", linestyle="--", label=f"{self.now} rows now")
+        ax.set(yscale="log", xlabel="output", ylabel=f"rows for a standard error of {self.error:g}")
+        ax.legend(frameon=False)
+        return ax
+
+
+def rows_for(
+    prompt: WeightedPrompt | ErrorBars,
+    error: float,
+    *,
+    level: float = 0.9,
+    method: Method = "auto",
+    draws: int = 100,
+    seed: int = 0,
+    batch: int = 16,
+    progress: Progress | None = None,
+) -> RowsFor:
+    """How many rows (groups drawn independently) each output needs for the standard error `error`.
+
+    It takes a prompt, or error bars that are known already.
+    """
+    if not 0 < error < np.inf:
+        raise ValueError(f"error is {error:g}; it must be a positive number, in the unit of the outputs")
+    if isinstance(prompt, ErrorBars):
+        bars, level = prompt, prompt.level
+    else:
+        bars = error_bars(prompt, level=level, method=method, draws=draws, seed=seed, batch=batch, progress=progress)
+    rows = np.where(bars.trusted, bars.groups * (bars.stderr / error) ** 2, np.nan)
+    low, high = (bars.freedom / stats.chi2.ppf((1 + sign * level) / 2, bars.freedom) for sign in (1, -1))
+    return RowsFor(
+        rows, rows * low, rows * high, bars.stderr, bars.trusted, float(error), level, bars.groups, bars.reason
+    )
