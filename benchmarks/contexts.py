@@ -46,6 +46,9 @@ def module(name: str) -> Any:
         found = types.ModuleType(package)
         found.__path__ = [str(ROOT / "src" / package.replace(".", "/"))]
         sys.modules[package] = found
+    checks = types.ModuleType("largeprompt._checks")
+    vars(checks)["count"] = lambda name, n, *, at_least=1: n
+    sys.modules["largeprompt._checks"] = vars(sys.modules["largeprompt"])["_checks"] = checks
     try:
         importlib.import_module("jaxtyping")
     except ModuleNotFoundError:  # shapes in annotations, which nothing reads here
@@ -77,8 +80,9 @@ def designs(groups: int) -> dict[str, np.ndarray]:
 
 def measured(model: Any, pair: dict[str, Any], batch: int) -> dict[str, Any]:
     """All values and gradients of one pair."""
-    contexts = module("largeprompt.models.contexts._prompt")
-    readings = module("largeprompt.models.contexts._readings")
+    contexts, ablations, readings = (
+        module(f"largeprompt.models.contexts.{name}") for name in ("_prompt", "_ablations", "_readings")
+    )
     groups, train = pair["groups"], pair["train"]
     single = np.concatenate([np.ones((1, groups), bool), ~np.eye(groups, dtype=bool)])
     subsets = np.concatenate([pair["test"], train, single])
@@ -87,15 +91,14 @@ def measured(model: Any, pair: dict[str, Any], batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {"name": pair["name"], "groups": groups, "tokens": pair["tokens"], "answer": pair["answer"]}
     for kind in contexts.KINDS:
         prompt = contexts.ContextPrompt(model, pair["ids"], pair["group"], pair["answer"], kind)
-        values = prompt.values(subsets, batch=batch)[:, 0]
+        values = ablations.ablations(prompt, subsets, batch=batch)
         laws = {"subsets": chosen} | (designs(groups) if kind == "masked" else {})
-        gradients = {law: prompt.gradients(at, batch=batch // 2) for law, at in laws.items()}
+        gradients = {law: ablations.slopes(prompt, at, batch=batch // 2) for law, at in laws.items()}
         ends = np.cumsum([len(pair["test"]), len(train), groups + 1])
         found[kind] = {
             **dict(zip(("test", "train", "single"), map(_plain, np.split(values, ends[:-1])), strict=True)),
             "gradients": {
-                law: {"values": _plain(values[:, 0]), "gradients": _plain(each[:, 0])}
-                for law, (values, each) in gradients.items()
+                law: {"values": _plain(values), "gradients": _plain(each)} for law, (values, each) in gradients.items()
             },
         }
         if kind == "masked":
@@ -129,11 +132,11 @@ def rounding(model: Any, pair: dict[str, Any], batch: int) -> str:
     """How far values with the fast arithmetic of a GPU are from those in full float32, beside their spread."""
     import torch
 
-    contexts = module("largeprompt.models.contexts._prompt")
+    contexts, ablations = (module(f"largeprompt.models.contexts.{name}") for name in ("_prompt", "_ablations"))
     prompt = contexts.ContextPrompt(model, pair["ids"], pair["group"], pair["answer"])
-    fast = prompt.values(pair["test"], batch=batch)[:, 0]
+    fast = ablations.ablations(prompt, pair["test"], batch=batch)
     torch.set_float32_matmul_precision("highest")
-    full = prompt.values(pair["test"], batch=batch)[:, 0]
+    full = ablations.ablations(prompt, pair["test"], batch=batch)
     torch.set_float32_matmul_precision("high")
     error = np.sqrt(np.mean((fast - full) ** 2))
     return f"rounding: {error:.2g} nats beside a standard deviation of {full.std():.3g} over halves ({pair['name']})"

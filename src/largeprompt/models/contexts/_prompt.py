@@ -6,7 +6,6 @@ left out. The tokens of the question and of the answer have weight 1.
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -22,8 +21,6 @@ KINDS: tuple[Kind, ...] = ("masked", "taken out")
 Output = Literal["log-probability", "tokens", "log-odds"]
 OUTPUTS: tuple[Output, ...] = ("log-probability", "tokens", "log-odds")
 
-_BACKWARD = 2  # forward passes that a backward pass costs
-
 
 @dataclasses.dataclass
 class ContextPrompt:
@@ -33,7 +30,7 @@ class ContextPrompt:
     tokens are the answer. `kind` says what weight 0 is: "masked", no token reads the sentence and all others stay in
     their places; "taken out", the text is shortened and its positions close up. The two agree for all other weights.
     Outputs are the sum over the answer's tokens, or one number for each ("tokens"), or $\log p/(1-p)$ of the whole
-    answer ("log-odds"). `passes` counts the forward passes run so far, a backward pass as two.
+    answer ("log-odds"). `passes` counts the forward passes run so far; whoever runs a backward pass adds two.
     """
 
     model: Any
@@ -110,46 +107,15 @@ class ContextPrompt:
             ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False, **options
         ).logits[:, -last:]
 
-    def values(self, subsets: Any, *, batch: int = 16) -> Float[np.ndarray, "n p"]:
-        """Outputs with some groups left out: one row for each row of `subsets`, which is true for groups that stay."""
-        kept = torch.as_tensor(np.asarray(subsets), dtype=torch.bool)
-        weights = torch.where(kept, 0.0, -torch.inf)
-        return self._in_batches(weights, batch, self._plain)[0]
-
-    def gradients(self, weights: Any, *, batch: int = 8) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n p g"]]:
-        """Outputs at weights in [0, 1] and their derivatives in the log-weights, which are 0 where the weight is 0."""
-        log_weights = torch.log(torch.as_tensor(np.asarray(weights), dtype=torch.float32))
-        values, gradients = self._in_batches(log_weights, batch, self._differentiated)
-        return values, gradients
-
-    def _in_batches(self, log_weights: Tensor, batch: int, run: Any) -> list[np.ndarray]:
-        """What `run` returns, row by row in the given order; rows of one length run together, so that little is pad."""
-        lengths = _by_token(~torch.isneginf(log_weights), self.group.cpu(), True).sum(1)
-        order = torch.argsort(lengths, stable=True)
-        parts = [run(log_weights[rows]) for rows in _batches(order, batch)]
-        back = torch.argsort(order).numpy()
-        return [np.concatenate(found)[back] for found in zip(*parts, strict=True)]
-
-    def _plain(self, log_weights: Tensor) -> tuple[np.ndarray]:
-        with torch.no_grad():
-            return (self(log_weights).double().cpu().numpy(),)
-
-    def _differentiated(self, log_weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        log_weights = log_weights.clone().requires_grad_()
-        outputs = self(log_weights)
-        found = [torch.autograd.grad(each.sum(), log_weights, retain_graph=True)[0] for each in outputs.unbind(1)]
-        self.passes += _BACKWARD * outputs.numel()
-        return outputs.detach().double().cpu().numpy(), torch.stack(found, 1).double().cpu().numpy()
+    def tokens(self, weights: Float[np.ndarray, "n g"]) -> Int[np.ndarray, " n"]:
+        """How many tokens are run at each row of weights."""
+        return _by_token(torch.as_tensor(weights) > 0, self.group.cpu(), True).sum(1).numpy()
 
 
 def _by_token(values: Tensor, group: Tensor, outside: float) -> Tensor:
     """The value of each token's group, or `outside` for tokens of none."""
     padded = torch.cat([values, torch.full_like(values[:, :1], outside)], 1)
     return padded[:, group]  # −1 is the last column
-
-
-def _batches(order: Tensor, batch: int) -> Iterator[Tensor]:
-    yield from order.split(batch)
 
 
 def _keeps(model: Any) -> bool:
