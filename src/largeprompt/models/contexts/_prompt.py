@@ -86,7 +86,8 @@ class ContextPrompt:
         with weights:
             logits = self._logits(self.ids[order], positions, self.answer + pad)
         at = lengths[:, None] - self.answer + torch.arange(self.answer, device=order.device) - (size - logits.shape[1])
-        logits = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])).float()
+        logits = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         chosen = self.ids[-self.answer :].expand(len(logits), -1)[..., None]
         found = logits.gather(2, chosen)[..., 0] - logits.logsumexp(2)
         self.passes += len(logits)
