@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from rich import box
+from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -354,3 +355,12 @@ def compression_table(data: xr.Dataset) -> Table:
     )
     headings = ("layer", f"kept of {length:,}", "share", "median error", "largest error")
     return _table("Tokens kept, and predicted relative errors of heads", headings, rows)
+
+
+def attribution_table(unit: str, rows: Iterable[Iterable[str]]) -> Table:
+    """A line for each of the parts of a context that carry most: score, error and how it begins."""
+    table = _table(f"The {unit} that carry most", ("part", "nats", "± error"), ())
+    table.add_column("text", justify="left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -98,13 +98,21 @@ class Attribution(AbstractTable):
         return {"summary": self.summary, "settings": dict(data.attrs), "rows": rows}
 
     def _rows(self) -> tuple[str, list[str], list[list[str]]]:
-        rows = []
+        rows = self.table
+        title = "\n".join([f"Attribution ({self.unit}, the {len(rows)} that carry most)", *self.summary])
+        wide = [[*cells, text.ljust(_LETTERS)] for *cells, text in rows]
+        return title, ["part", "nats", "± error", "text".ljust(_LETTERS)], wide
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The parts that carry most: number, score, error and the beginning of the text."""
+        found = []
         for i in self.top():
             text = " ".join(self.parts[i].split())
             short = text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
-            rows.append([str(i + 1), f"{self.scores[i]:+.3g}", f"{self.stderr[i]:.2g}", short.ljust(_LETTERS)])
-        title = "\n".join([f"Attribution ({self.unit}, the {len(rows)} that carry most)", *self.summary])
-        return title, ["part", "nats", "± error", "text".ljust(_LETTERS)], rows
+            error = "–" if np.isnan(self.stderr[i]) else f"{self.stderr[i]:.2g}"
+            found.append([str(i + 1), f"{self.scores[i]:+.3g}", error, short])
+        return found
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the scores in the order of the text, with their standard errors."""

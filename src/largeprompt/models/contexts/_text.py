@@ -20,13 +20,14 @@ _MARKS = ("[[the context]]", "[[the question]]")  # stand in for texts while a t
 class ContextText:
     """The tokens of a whole prompt: `group` is the part of the context that a token belongs to, or −1.
 
-    The last `answer` tokens are the answer; `parts` joined are the context.
+    The last `answer` tokens are the answer, which `joint` joins to the text before it; `parts` joined are the context.
     """
 
     ids: Int[np.ndarray, " L"]
     group: Int[np.ndarray, " L"]
     answer: int
     parts: list[str]
+    joint: str = ""
 
     def answered(self, ids: Sequence[int]) -> "ContextText":
         """The same prompt with an answer after it."""
@@ -63,12 +64,13 @@ def read(
     group[group >= 0] = number
     edges = [0, *seen[1:].tolist(), len(found)]
     joined = ["".join(found[start:end]) for start, end in pairwise(edges)]
-    return ContextText(ids, group, 0, joined)
+    return ContextText(ids, group, 0, joined, " " if after and special else "")
 
 
-def answer_ids(tokenizer: Any, answer: str) -> list[int]:
-    """The tokens of an answer."""
-    return list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+def answer_ids(tokenizer: Any, answer: str, joint: str = "") -> list[int]:
+    """The tokens of an answer, after a space where the text before it ends without one."""
+    joint = joint if answer.strip() and not answer[0].isspace() else ""
+    return list(tokenizer(joint + answer, add_special_tokens=False)["input_ids"])
 
 
 def generated(model: Any, tokenizer: Any, text: ContextText, tokens: int) -> list[int]:
