@@ -94,10 +94,7 @@ def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
         ),
         "gradient at weight 1": lambda record, _: record.gradients("path")[-1],
         "gradients along the path": path,
-        **{
-            f"gradients, {law}": drawn(law)
-            for law in ("uniform", "soft", "mild", "log-normal", "log-uniform", "subsets")
-        },
+        **{f"gradients, {law}": drawn(law) for law in ("uniform", "log-uniform", "soft", "softer", "subsets")},
         "attention weights": lambda record, _: np.array(record.row["attention"]),
         "gradient times input": lambda record, _: np.array(record.row["gradient times input"]),
     }

@@ -67,14 +67,14 @@ def designs(groups: int) -> dict[str, np.ndarray]:
     """Weights at which gradients are taken, by the name of their law."""
     rng = np.random.default_rng(1)
     uniform, coins = rng.random((BACK, groups)), rng.random((BACK, groups)) < 0.5
-    normal = rng.normal(size=(BACK, groups))
+    mirrored, tossed = np.concatenate([uniform, 1 - uniform]), np.concatenate([coins, ~coins])
     return {
         "path": np.repeat(PATH[:, None], groups, 1),
-        "uniform": np.concatenate([uniform, 1 - uniform]).clip(1e-3, 1),
-        "soft": np.where(np.concatenate([coins, ~coins]), 1.0, np.exp(-3.0)),
-        "mild": np.where(np.concatenate([coins, ~coins]), 1.0, np.exp(-1.5)),
-        "log-normal": np.exp(-np.log(2) + 0.7 * np.concatenate([normal, -normal])),
-        "log-uniform": np.exp(-4 * np.concatenate([uniform, 1 - uniform])),
+        "low path": np.repeat(np.exp(-np.arange(1, 9))[:, None], groups, 1),
+        "uniform": mirrored.clip(1e-3, 1),
+        "log-uniform": np.exp(-8 * mirrored),
+        "soft": np.where(tossed, 1.0, np.exp(-4.0)),
+        "softer": np.where(tossed, 1.0, np.exp(-2.0)),
     }
 
 

@@ -89,6 +89,18 @@ def test_slopes_are_derivatives_in_log_weights(model, ids, kind):
     np.testing.assert_allclose(values[0], slopes(prompt, weights[:1])[0][0], atol=1e-4)
 
 
+def test_the_first_token_has_weight_one_whatever_it_belongs_to(model, ids):
+    """It is a sink of many heads."""
+    prompt = ContextPrompt(model, ids[3:], GROUP[3:], 4)
+    by_token = torch.where(GROUP[3:] == 0, torch.log(torch.tensor(0.1)), 0.0)
+    by_token[0] = 0
+    with torch.no_grad():
+        found = prompt(torch.log(torch.tensor([[0.1, 1.0, 1.0, 1.0, 1.0]])))
+        with weighted(by_token):
+            expected = log_probability(model(ids[None, 3:]).logits[0], ids)
+    assert float(found) == pytest.approx(expected, abs=1e-4)
+
+
 def test_passes_are_counted_a_backward_pass_as_two(model, ids):
     prompt = ContextPrompt(model, ids, GROUP, 4)
     ablations(prompt, SUBSETS)

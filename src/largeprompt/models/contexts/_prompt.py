@@ -1,7 +1,8 @@
 r"""A context as a measure on its sentences: what a language model makes of an answer, by the weights of the sentences.
 
 A sentence of weight $a$ has $\log a$ added to every attention score on its tokens, in every layer; at weight 0 it is
-left out. The tokens of the question and of the answer have weight 1.
+left out. The tokens of the question and of the answer have weight 1, and so has the first token that is there, whatever
+it belongs to: many heads use it as a sink, which nobody means to weigh.
 """
 
 import dataclasses
@@ -81,7 +82,8 @@ class ContextPrompt:
         if log_weights.requires_grad or bool((log_weights != 0).logical_and(~torch.isneginf(log_weights)).any()):
             finite = torch.where(torch.isneginf(log_weights), 0.0, log_weights)
             by_token = _by_token(finite, self.group, 0.0)[:, :-1]
-            weights = weighted(torch.where(real, by_token.gather(1, order), 0.0))
+            first = torch.arange(size, device=order.device) == 0
+            weights = weighted(torch.where(real & ~first, by_token.gather(1, order), 0.0))
         pad = size - int(lengths.min())
         with weights:
             logits = self._logits(self.ids[order], positions, self.answer + pad)
