@@ -1,9 +1,9 @@
 """Claims: at equal memory the loss changes by at most 0.4, 0.5, 0.6 of the best press's at 50, 75, 90 % removed.
 
 Compared are `CompressedCache`, after one reading and after two, and the presses of kvpress (scorers that need no
-training), on SmolLM2-135M and texts of many kinds, none of which the method was developed on. Also measured: the divergence of next-token laws from those with
-the full cache, facts found again in a long context, seconds of compression over those of reading the prompt, seconds a
-generated token, and memory, weights included.
+training), on SmolLM2-135M and texts of many kinds, none of which the method was developed on. Also measured: the
+divergence of next-token laws from those with the full cache, facts found again in a long context, seconds of
+compression over those of reading the prompt, seconds a generated token, and memory, weights included.
 
     make bench-cache, or python benchmarks/cache.py [--lengths 1024 4096 8192] [--removed 50 75 90 95] [--device cuda]
         [--presses NAME …] [--texts NAME …] [--parts losses facts generation] [--json FILE] [--read FILE …]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from rich import box
+from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -373,3 +374,12 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
     doubted = "" if all(row["trusted"] for row in rows) else " (* not to be trusted)"
     return _table(f"held-out rows{doubted}", headings, cells)
+
+
+def attribution_table(unit: str, rows: Iterable[Iterable[str]]) -> Table:
+    """A line for each of the parts of a context that carry most: score, error and how it begins."""
+    table = _table(f"The {unit} that carry most", ("part", "nats", "± error"), ())
+    table.add_column("text", justify="left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .compression import compress as compress
     from .compression import compression_effect as compression_effect
     from .compression._press import MeasurePress as MeasurePress
+    from .contexts import Attribution as Attribution
+    from .contexts import ContextPrompt as ContextPrompt
+    from .contexts import attribute as attribute
     from .influence import ErrorBars as ErrorBars
     from .influence import Influence as Influence
     from .influence import RowsFor as RowsFor
@@ -44,6 +47,7 @@ _FIRST_USE = {
     ".compression": (
         *("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect"),
     ),
+    ".contexts": ("Attribution", "ContextPrompt", "attribute"),
     ".influence": (
         *("ErrorBars", "Influence", "RowsFor", "WeightedPrompt", "error_bars", "left_out", "rows_for", "weighted"),
     ),

@@ -22,14 +22,17 @@ def environment(package: str, html: bool) -> jinja2.Environment:
     )
 
 
-def embedded(package: str, style: str, script: str, data: Any) -> dict[str, Any]:
+def embedded(package: str, style: str, script: str | None = None, data: Any = None) -> dict[str, Any]:
     """What a page holds besides its text: style and script, those of all pages and these files, Plotly, and its data.
 
-    Nothing can be fetched, and no script runs but these two.
+    Nothing can be fetched, and no script runs but these two. A page without a script of its own draws nothing, and
+    has no Plotly.
     """
-    from plotly.offline import get_plotlyjs
+    plotly, own = "", _file(__name__, "page.js")
+    if script is not None:
+        from plotly.offline import get_plotlyjs
 
-    plotly, own = get_plotlyjs(), _file(__name__, "page.js") + _file(package, script)
+        plotly, own = get_plotlyjs(), own + _file(package, script)
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (plotly, own))
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,125 @@
+"""Estimators of what each sentence of a context adds to an answer, within a budget of forward passes."""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ._ablations import BACKWARD, ablations, slopes
+from ._evidence import Fit, combined
+from ._lasso import lasso
+from ._prompt import ContextPrompt
+from ._readings import attention_weights, gradient_times_input
+
+Method = Literal[
+    "auto", "gradient", "path", "random gradients", "leave-one-out", "lasso", "attention", "gradient times input"
+]
+METHODS: tuple[Method, ...] = get_args(Method)
+GRADIENT = 1 + BACKWARD  # forward passes that a gradient costs
+LEAST = GRADIENT  # of a budget
+
+_MOST_GRADIENTS = 8  # beyond these, ablations say more for the same passes
+_LEAST_WEIGHT = 1e-3
+
+
+def estimate(prompt: ContextPrompt, method: Method, budget: int, *, seed: int, batch: int, advance: Any) -> Fit:
+    """Coefficients of all sentences by one method."""
+    ways: dict[str, Callable[[], Fit]] = {
+        "auto": lambda: _auto(prompt, budget, np.random.default_rng(seed), run),
+        "gradient": lambda: _plain(run.slopes(np.ones((1, prompt.groups)))[1][0]),
+        "path": lambda: _path(prompt, budget // GRADIENT, run),
+        "random gradients": lambda: _random(prompt, budget // GRADIENT, np.random.default_rng(seed), run),
+        "leave-one-out": lambda: _one_by_one(prompt, run),
+        "lasso": lambda: _sparse(prompt, budget, np.random.default_rng(seed), run),
+        "attention": lambda: _plain(attention_weights(prompt)),
+        "gradient times input": lambda: _plain(gradient_times_input(prompt)),
+    }
+    run = _Run(prompt, batch, advance)
+    return ways[method]()
+
+
+class _Run:
+    """Runs ablations and gradients of one prompt."""
+
+    def __init__(self, prompt: ContextPrompt, batch: int, advance: Any):
+        self._prompt, self._options = prompt, {"batch": batch, "advance": advance}
+
+    def ablations(self, subsets: Bool[np.ndarray, "n g"]) -> Float[np.ndarray, " n"]:
+        return ablations(self._prompt, subsets, **self._options)
+
+    def slopes(self, weights: Float[np.ndarray, "n g"]) -> tuple[np.ndarray, np.ndarray]:
+        return slopes(self._prompt, weights, **self._options)
+
+
+def shares(budget: int) -> tuple[int, int]:
+    """How many gradients and how many ablations a budget is spent on."""
+    gradients = min(max(budget // (2 * GRADIENT), 1), _MOST_GRADIENTS)
+    if gradients > 1:
+        gradients -= gradients % 2  # a subset and its complement, so that each sentence is there in one
+    return gradients, budget - GRADIENT * gradients
+
+
+def _auto(prompt: ContextPrompt, budget: int, rng: np.random.Generator, run: _Run) -> Fit:
+    """Gradients at random halves and their complements, ablations at other halves, and both weighed by `combined`."""
+    gradients, others = shares(budget)
+    if gradients == 1:
+        weights = np.full((1, prompt.groups), 0.5)
+        values, subsets = np.zeros(0), np.zeros((0, prompt.groups), bool)
+        found = run.slopes(weights)[1]
+        expected, variance = 2 * found[0], None
+    else:
+        subsets = paired(rng, gradients, prompt.groups)
+        values, found = run.slopes(subsets.astype(float))
+        expected, variance = expected_coefficients(subsets, found)
+    more = paired(rng, others, prompt.groups)
+    values = np.concatenate([values, run.ablations(more)]) if others else values
+    return combined(np.concatenate([subsets, more]), values, expected, variance)
+
+
+def paired(rng: np.random.Generator, count: int, groups: int) -> Bool[np.ndarray, "n g"]:
+    """Random subsets, each followed by its complement: their difference has no part of even order."""
+    first = rng.random((-(-count // 2), groups)) < 0.5
+    return np.stack([first, ~first], 1).reshape(-1, groups)[:count]
+
+
+def expected_coefficients(
+    subsets: Bool[np.ndarray, "n g"], gradients: Float[np.ndarray, "n g"]
+) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
+    """The mean derivative of each sentence over the subsets that have it, and the variance of that mean."""
+    count = np.maximum(subsets.sum(0), 1)
+    mean = gradients.sum(0) / count
+    squares = np.where(subsets, (gradients - mean) ** 2, 0).sum(0)
+    # few draws each: sentences share what they say of the variance
+    pooled = squares.sum() / max(int((count - 1).sum()), 1)
+    return mean, (squares + pooled) / np.maximum(count - 1 + 1, 1) / count
+
+
+def _path(prompt: ContextPrompt, points: int, run: _Run) -> Fit:
+    """The mean of the derivatives in the weights along equal weights from 0 to 1, by midpoints."""
+    at = (np.arange(points) + 0.5) / points
+    found = run.slopes(np.repeat(at[:, None], prompt.groups, 1))[1]
+    return _plain((found / at[:, None]).mean(0))
+
+
+def _random(prompt: ContextPrompt, count: int, rng: np.random.Generator, run: _Run) -> Fit:
+    """The mean of the derivatives in the log-weights at weights drawn uniformly."""
+    found = run.slopes(rng.uniform(_LEAST_WEIGHT, 1, (count, prompt.groups)))[1]
+    error = found.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.full(prompt.groups, np.nan)
+    return Fit(2 * found.mean(0), 2 * error, float("nan"))
+
+
+def _one_by_one(prompt: ContextPrompt, run: _Run) -> Fit:
+    everything = np.ones((1, prompt.groups), bool)
+    values = run.ablations(np.concatenate([everything, ~np.eye(prompt.groups, dtype=bool)]))
+    return _plain(values[0] - values[1:])
+
+
+def _sparse(prompt: ContextPrompt, count: int, rng: np.random.Generator, run: _Run) -> Fit:
+    subsets = rng.random((count, prompt.groups)) < 0.5
+    return _plain(lasso(subsets, run.ablations(subsets)))
+
+
+def _plain(coefficients: np.ndarray) -> Fit:
+    """Coefficients about whose errors nothing is known."""
+    return Fit(coefficients, np.full(len(coefficients), np.nan), float("nan"))
