@@ -94,7 +94,8 @@ class ErrorBars(AbstractTable):
         columns = {name: getattr(self, name) for name in ("estimate", "stderr", "low", "high", "bias", "trusted")}
         columns |= {f"stderr_by_{name}": value for name, value in self.stderr_by.items()}
         facts = {name: getattr(self, name) for name in ("method", "level", "groups", "exponent")}
-        return dataset("output", np.arange(len(self.estimate)), columns | {"reason": np.array(self.reason)}, facts)
+        reason = np.array(self.reason) if any(self.reason) else None
+        return dataset("output", np.arange(len(self.estimate)), columns | {"reason": reason}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the outputs with their intervals, those that are not trusted in another colour."""
@@ -150,7 +151,8 @@ def error_bars(
             centred = np.sqrt(n / (n - 1)) * (slopes - slopes.mean(axis=1, keepdims=True))
             laws["influence"] = _influence_law(rng, centred, draws)
     if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance):
-        laws = {name: laws[name] for name in ("influence", "partitions")}
+        law = laws["influence"]._replace(bias=laws["partitions"].bias)
+        laws = {"influence": law, "partitions": laws["partitions"]}
     return _bars(estimate, laws, centred, float(level), n)
 
 

@@ -48,7 +48,8 @@ class RowsFor(AbstractTable):
         """All numbers by output."""
         columns = {name: getattr(self, name) for name in ("rows", "low", "high", "stderr", "trusted")}
         facts = {"error": self.error, "level": self.level, "rows now": self.now, "exponent": self.exponent}
-        return dataset("output", np.arange(len(self.rows)), columns | {"reason": np.array(self.reason)}, facts)
+        reason = np.array(self.reason) if any(self.reason) else None
+        return dataset("output", np.arange(len(self.rows)), columns | {"reason": reason}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the rows with their intervals, and a line at those at hand."""
