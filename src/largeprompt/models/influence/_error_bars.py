@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Method = Literal["auto", "partitions", "bootstrap", "influence"]
 _FEWEST = 8  # groups, so that quarters have two
+_USUAL_FREEDOM = 20  # of variances over groups, where nothing says how evenly these carry them
 
 
 class ErrorBars(AbstractTable):
@@ -142,7 +143,7 @@ def error_bars(
                 outputs_at(prompt, weights.reshape(-1, n), batch, advance).reshape(*weights.shape[:2], -1)
                 for weights in partitions(rng, draws, n)
             ]
-            laws["partitions"] = variance_law(rng, found, estimate)
+            laws["partitions"] = variance_law(rng, found, estimate, n)
         if method == "bootstrap":
             laws[method] = _bootstrap_law(outputs_at(prompt, counts(rng, draws, n), batch, advance), estimate, n)
         if with_slopes:
@@ -150,7 +151,7 @@ def error_bars(
             advance(len(estimate))
             centred = np.sqrt(n / (n - 1)) * (slopes - slopes.mean(axis=1, keepdims=True))
             laws["influence"] = _influence_law(rng, centred, draws)
-    if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance):
+    if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance, n):
         law = laws["influence"]._replace(bias=laws["partitions"].bias)
         laws = {"influence": law, "partitions": laws["partitions"]}
     return _bars(estimate, laws, centred, float(level), n)
@@ -199,8 +200,10 @@ def _influence_law(rng: np.random.Generator, centred: np.ndarray, draws: int) ->
 
 def _freedom(centred: np.ndarray | None, n: int, of_draws: float, outputs: int) -> np.ndarray:
     """Degrees of freedom of the variance: twice the inverse of its relative variance, over draws and over groups."""
-    of_groups = np.full(outputs, 1 / (n - 1))
-    if centred is not None:
+    if centred is None:
+        of_groups = np.full(outputs, 1 / min(n - 1, _USUAL_FREEDOM))
+    else:
+        of_groups = np.full(outputs, 1 / (n - 1))
         squares = np.sum(centred**2, axis=1)
         spread = np.sum(centred**4, axis=1) / np.where(squares > 0, squares, 1.0) ** 2 - 1 / n
         of_groups = np.maximum(of_groups, spread / 2)
