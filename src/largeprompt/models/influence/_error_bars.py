@@ -5,8 +5,9 @@ Networks that learn in context are far from linear in the weights; for them the 
 of the prompt.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import equinox as eqx
 import numpy as np
@@ -60,35 +61,54 @@ class ErrorBars(AbstractTable):
 
     def transformed(self, f: Callable[[np.ndarray], np.ndarray]) -> "ErrorBars":
         """Error bars of a monotone function of each output, such as a sigmoid: its values at both ends."""
-        estimate, one, other, draws = (np.asarray(f(x), dtype=float) for x in self._ends)
-        if not all(x.shape == y.shape for x, y in zip((estimate, draws), (self.estimate, self.draws), strict=True)):
+        every = (self.estimate, self.low, self.high, self.draws)
+        estimate, one, other, draws = (np.asarray(f(x), dtype=float) for x in every)
+        if (estimate.shape, draws.shape) != (self.estimate.shape, self.draws.shape):
             raise ValueError(
                 f"f gives shape {estimate.shape} for outputs ({len(self.estimate)},); give one number for each"
             )
-        return self._with(estimate, np.minimum(one, other), np.maximum(one, other), draws)
+        ends = np.minimum(one, other), np.maximum(one, other)
+        return self._changed(estimate, ends, draws, trusted=self.trusted, freedom=self.freedom, reason=self.reason)
 
     def mapped(self, f: Callable[[np.ndarray], np.ndarray]) -> "ErrorBars":
-        """Error bars of functions of all outputs, such as a softmax: quantiles of f over draws, one draw at a time."""
+        """Error bars of functions of all outputs, such as a softmax: quantiles of f over draws, one draw at a time.
+
+        Draws are stretched as Student's quantiles are over normal ones. What is made of an output that is not trusted
+        is not trusted.
+        """
+        upper = (1 + self.level) / 2
+        stretch = stats.t.ppf(upper, self.freedom) / stats.norm.ppf(upper)
         estimate = np.asarray(f(self.estimate), dtype=float)
         draws = np.stack([np.asarray(f(each), dtype=float) for each in self.draws])
         if estimate.ndim != 1 or draws.shape[1:] != estimate.shape:
             raise ValueError(f"f gives shape {estimate.shape} for one draw ({len(self.estimate)},); give a vector")
-        low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2], axis=0)
-        return self._with(estimate, np.minimum(low, estimate), np.maximum(high, estimate), draws)
+        stretched = np.stack([f(self.estimate + stretch * (each - self.estimate)) for each in self.draws])
+        low, high = np.quantile(stretched, [1 - upper, upper], axis=0)
+        ends, worst = (np.minimum(low, estimate), np.maximum(high, estimate)), max(self.reason, key=len)
+        return self._changed(
+            estimate,
+            ends,
+            draws,
+            trusted=np.full(len(estimate), not worst),
+            freedom=np.full(len(estimate), self.freedom.min()),
+            reason=(worst,) * len(estimate),
+        )
 
-    @property
-    def _ends(self) -> tuple[np.ndarray, ...]:
-        return self.estimate, self.low, self.high, self.draws
-
-    def _with(self, estimate: np.ndarray, low: np.ndarray, high: np.ndarray, draws: np.ndarray) -> "ErrorBars":
-        same = len(estimate) == len(self.trusted)
-        trusted = self.trusted if same else np.full(len(estimate), bool(self.trusted.all()))
-        worst = next((reason for reason in self.reason if reason), "")
-        reason = self.reason if same else (worst,) * len(estimate)
-        stderr, bias = draws.std(axis=0, ddof=1), np.zeros(len(estimate))
-        facts = (self.exponent, self.exponent_stderr, self.level, self.method, self.groups, reason, {})
-        freedom = self.freedom if same else np.full(len(estimate), self.freedom.min())
-        return ErrorBars(estimate, stderr, low, high, bias, trusted, freedom, draws, *facts)
+    def _changed(
+        self, estimate: np.ndarray, ends: tuple[np.ndarray, np.ndarray], draws: np.ndarray, **others: Any
+    ) -> "ErrorBars":
+        """The same error bars for other outputs; a bias of these is not known."""
+        return dataclasses.replace(
+            self,
+            estimate=estimate,
+            stderr=draws.std(axis=0, ddof=1),
+            low=ends[0],
+            high=ends[1],
+            bias=np.zeros(len(estimate)),
+            draws=draws,
+            stderr_by={},
+            **others,
+        )
 
     def to_dataset(self) -> "Dataset":
         """All numbers by output."""
