@@ -48,7 +48,7 @@ def promises(model: Any, name: str, tokens: Tensor, length: int) -> None:
         divergence = float((full.exp() * (full - found)).sum(dim=-1)[:-1].mean())
         predicted, measured = over_heads(cache.errors), over_heads(cache.differences)
         low, middle, high = np.quantile(measured / predicted, [0.1, 0.5, 0.9])
-        kept = np.mean([layer.atoms / length for layer in cache.stored.values()])
+        kept = np.mean([np.mean(layer.atoms) / length for layer in cache.stored.values()])
         (asked, value), *_ = goal.items()
         print(
             f"{name}, {asked} {value}: {100 * kept:.0f} % kept; measured over predicted {middle:.2f} in the median, "

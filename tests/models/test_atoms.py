@@ -17,7 +17,7 @@ from largeprompt.models.compression._atoms import (
 )
 from largeprompt.models.compression._atoms import _ridge as ridge
 from largeprompt.models.compression._future import given
-from largeprompt.models.compression._share import counts_of
+from largeprompt.models.compression._share import counts_of, fewest
 
 
 def smooth(seed: int, L: int = 120, n: int = 160, k: int = 6, v: int = 5) -> Layer:
@@ -130,17 +130,28 @@ def test_importance_ranks_tokens_as_leaving_them_out_does():
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("count", [8, 20, 55, 60])
-def test_a_budget_is_spent_and_no_layer_keeps_more_than_it_has(seed, count):
+def test_a_budget_is_spent_and_no_head_keeps_more_than_it_has(seed, count):
     torch.manual_seed(seed)
     worth = [torch.rand(1, 1, 3, 60) ** (1 + 4 * i) * 10.0 ** (seed - i) for i in range(4)]
-    counts = counts_of(worth, list(torch.tensor([[1.0], [0.1], [3.0], [1e-3]])), count)
-    assert sum(counts) == 4 * count
-    assert max(counts) <= 60
-    assert min(counts) >= min(count, 8)
+    counts = torch.cat(counts_of(worth, list(torch.tensor([[1.0], [0.1], [3.0], [1e-3]])), count))
+    assert counts.shape == (4, 3)
+    assert int(counts.sum()) == 4 * 3 * count
+    assert int(counts.max()) <= 60
+    assert int(counts.min()) >= min(count, 8)
 
 
-def test_layers_worth_more_keep_more():
+def test_heads_and_layers_worth_more_keep_more():
     torch.manual_seed(0)
     low = torch.rand(1, 1, 2, 50)
-    counts = counts_of([torch.cat([low, 4 * low])], [torch.ones(2)], 20)
-    assert counts[0] < 20 < counts[1]
+    (counts,) = counts_of([torch.cat([low, 4 * low])], [torch.ones(2)], 20)
+    assert int(counts[0].sum()) < 2 * 20 < int(counts[1].sum())
+    (counts,) = counts_of([torch.cat([low[:, :, :1], 4 * low[:, :, 1:]], dim=2)], [torch.ones(1)], 20)
+    assert int(counts[0, 0]) < 20 < int(counts[0, 1])
+
+
+@pytest.mark.parametrize("least", [0, 9])
+def test_the_search_for_the_fewest_is_near_them_for_every_head(least):
+    wanted = torch.tensor([3, 64, 65, 500, 777, 1000])
+    found = fewest(torch.full_like(wanted, least), torch.full_like(wanted, 1000), lambda counts: counts >= wanted)
+    assert bool((found >= wanted).all())
+    assert bool((found <= torch.maximum(wanted, torch.tensor(least + 1)) * 33 / 32 + 1).all())

@@ -8,6 +8,7 @@ from . import _influence as _influence
 from . import _inspect as _inspect
 from . import _learning as _learning
 from . import _paper as _paper
+from . import _rows as _rows
 from . import _runs as _runs
 from . import _sweep as _sweep
 from . import _train as _train

@@ -357,6 +357,25 @@ def compression_table(data: xr.Dataset) -> Table:
     return _table("Tokens kept, and predicted relative errors of heads", headings, rows)
 
 
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The held-out rows of a table: predictions with intervals, rows needed, and the labelled rows that carry them."""
+    headings = ("line", "true", "predicted", "probability", "interval", "rows needed", "carried by lines")
+    cells = (
+        (
+            str(row["line"]),
+            row["true"],
+            row["predicted"],
+            f"{row['probability']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}{'' if row['trusted'] else ' *'}",
+            "–" if math.isnan(row["rows_needed"]) else f"{row['rows_needed']:,.0f}",
+            ", ".join(str(each["line"]) for each in row["influential"]),
+        )
+        for row in rows
+    )
+    doubted = "" if all(row["trusted"] for row in rows) else " (* not to be trusted)"
+    return _table(f"held-out rows{doubted}", headings, cells)
+
+
 def attribution_table(unit: str, rows: Iterable[Iterable[str]]) -> Table:
     """A line for each of the parts of a context that carry most: score, error and how it begins."""
     table = _table(f"The {unit} that carry most", ("part", "nats", "± error"), ())

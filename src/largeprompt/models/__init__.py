@@ -33,6 +33,15 @@ if TYPE_CHECKING:
     from .influence import left_out as left_out
     from .influence import rows_for as rows_for
     from .influence import weighted as weighted
+    from .tables import InfluentialRows as InfluentialRows
+    from .tables import Intervals as Intervals
+    from .tables import RowsStudy as RowsStudy
+    from .tables import Table as Table
+    from .tables import TablePrompt as TablePrompt
+    from .tables import TabPFN as TabPFN
+    from .tables import TabPFNClassifier as TabPFNClassifier
+    from .tables import read_table as read_table
+    from .tables import study_rows as study_rows
 
 _FIRST_USE = {
     ".compression": (
@@ -41,6 +50,10 @@ _FIRST_USE = {
     ".contexts": ("Attribution", "ContextPrompt", "attribute"),
     ".influence": (
         *("ErrorBars", "Influence", "RowsFor", "WeightedPrompt", "error_bars", "left_out", "rows_for", "weighted"),
+    ),
+    ".tables": (
+        *("InfluentialRows", "Intervals", "RowsStudy", "Table", "TablePrompt", "TabPFN", "TabPFNClassifier"),
+        *("read_table", "study_rows"),
     ),
 }
 _HOMES = {name: home for home, names in _FIRST_USE.items() for name in names}

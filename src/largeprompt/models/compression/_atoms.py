@@ -112,14 +112,15 @@ def roots_of(projections: Tensor | None, shape: Sequence[int], device: torch.dev
     return torch.linalg.cholesky(gram).float().reshape(-1, *shape, shape[-1])
 
 
-def choose(importance: Tensor, counts: int | Sequence[int], sinks: int, recent: int = 0) -> Tensor:
+def choose(importance: Tensor, counts: int | Tensor, sinks: int, recent: int = 0) -> Tensor:
     """The places (b, G, most) of the tokens worth most; the first ones and some recent ones are always among them.
 
-    Where prompts keep different numbers of tokens, a shorter list ends with the number of tokens, which is no place.
+    Where heads keep different numbers of tokens, (b or 1, G), a shorter list ends with the number of tokens, which is
+    no place.
     """
     tokens = torch.arange(importance.shape[-1], device=importance.device)
-    most = counts if isinstance(counts, int) else max(counts)
-    each = torch.tensor(counts, device=importance.device).reshape(-1, 1, 1)
+    each = torch.as_tensor(counts)
+    most, each = int(each.max()), each.to(importance.device)[..., None]
     seen = importance >= 0  # at the left of a padded prompt are tokens that are hidden
     ranked = importance.masked_fill(seen & (seen.cumsum(dim=-1) <= sinks), math.inf)
     ranked = ranked.masked_fill(tokens >= len(tokens) - (each // 8).clamp_max(recent), math.inf)
@@ -216,14 +217,12 @@ def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
 
 
 def smallest(
-    layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int, least: int
-) -> Atoms:
-    """The fewest atoms, at least so many, whose predicted error is within the tolerance for every head."""
+    layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int, least: Tensor
+) -> Tensor:
+    """The fewest atoms of each head of keys (G,), at least so many, whose predicted errors are within the tolerance."""
 
-    def attempt(count: int) -> Atoms | None:
-        atoms = fitted(layer, reading, choose(worth, count, sinks, recent))
-        return atoms if bool((relative_error(layer, reading, atoms) <= tolerance).all()) else None
+    def enough(counts: Tensor) -> Tensor:
+        atoms = fitted(layer, reading, choose(worth, counts[None], sinks, recent))
+        return (relative_error(layer, reading, atoms) <= tolerance).all(dim=-1).all(dim=0).cpu()
 
-    L = layer.keys.shape[2]
-    whole = taken(layer, torch.arange(L, device=worth.device).expand(worth.shape))
-    return fewest(max(sinks, least), L, whole, attempt)
+    return fewest(least.clamp_min(sinks), torch.full_like(least, layer.keys.shape[2]), enough)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -33,9 +32,10 @@ from ._atoms import (
 from ._rotation import is_rotated, rotation_of
 from ._share import Goal, counts_of
 from ._stack import Stack, alike
-from ._stored import Check, StoredLayer, shown
+from ._stored import Check, StoredLayer
 
 NAME = "largeprompt"
+_PIECE = 1024  # tokens that are read again together
 _FEWEST = 16  # tokens from which on what was compressed is compressed again
 
 
@@ -86,9 +86,36 @@ class CompressedCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         """Take the keys and values of new tokens of a layer; before those of its first, compress what has grown."""
-        if layer_idx == self._first and self.layers[layer_idx].fresh >= self.every:  # pyright: ignore[reportAttributeAccessIssue]
+        layer: Any = self.layers[layer_idx]
+        if layer_idx == self._first and layer.fresh >= self.every:
             self.compress()
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return layer.update(key_states, value_states, *args, **kwargs)
+
+    @torch.no_grad()
+    def reread(self, ids: Tensor) -> None:
+        """Read the prompt (b, L) once more, in pieces at its end, before it is compressed.
+
+        What a repetition asks of the prompt joins the law of queries, so that what may be looked up later stays: better
+        for retrieval, at the cost of another reading.
+        """
+        layers = list(self.stored.values())
+        if len(layers) < len(self.layers) or any(layer.atoms or layer.fresh != ids.shape[1] for layer in layers):
+            raise ValueError(
+                f"a prompt of {ids.shape[1]} tokens cannot be read again: the cache must hold just these, not yet "
+                "compressed, and every layer must read its whole prompt"
+            )
+        if any(layer.hidden is not None and bool(layer.hidden.any()) for layer in layers):
+            raise ValueError("a padded prompt cannot be read again; read prompts one by one")
+        every, self.every = self.every, ids.shape[1] + _PIECE
+        try:
+            for begin in range(0, ids.shape[1], _PIECE):
+                piece = ids[:, begin : begin + _PIECE]
+                places = torch.arange(ids.shape[1], ids.shape[1] + piece.shape[1], device=ids.device)
+                self._model(piece, past_key_values=self, position_ids=places[None].expand(len(ids), -1))
+                for layer in layers:
+                    layer.take_back(piece.shape[1])
+        finally:
+            self.every = every
 
     @torch.no_grad()
     def compress(self) -> None:
@@ -114,10 +141,9 @@ class CompressedCache(Cache):
             worth.append(stack.worth(importance(problem, readings[-1])))
             sizes.append(squares(problem, readings[-1]).reshape(len(stack.layers), -1).mean(dim=1).sqrt())
         count = self.goal.count(next(iter(ready.values())).seen)
-        counts = counts_of(worth, sizes, count) if self.goal.tolerance is None else []
-        for stack, reading, tokens in zip(stacks, readings, worth, strict=True):
-            here, counts = counts[: len(stack.layers)], counts[len(stack.layers) :]
-            self._shorten(stack, reading, tokens, here)
+        shared = None if self.goal.tolerance is not None else counts_of(worth, sizes, count)
+        for i, (stack, reading, tokens) in enumerate(zip(stacks, readings, worth, strict=True)):
+            self._shorten(stack, reading, tokens, None if shared is None else shared[i])
 
     def _stack(self, layers: dict[int, StoredLayer]) -> Stack:
         first = next(iter(layers.values()))
@@ -127,28 +153,29 @@ class CompressedCache(Cache):
         ways = [output_projections(self._model, self._names.get(layer.module), heads, v) for layer in layers.values()]
         known = [way for way in ways if way is not None]
         roots = roots_of(torch.stack(known) if len(known) == len(ways) else None, (G, heads // G, v), first.keys.device)
-        length = max(layer.used for layer in layers.values())
+        length = max(layer.width for layer in layers.values())
         return Stack(layers, roots.expand(len(layers), -1, -1, -1, -1), rotate, length)
 
-    def _shorten(self, stack: Stack, reading: Reading, worth: Tensor, counts: list[int]) -> None:
-        """Put atoms in place of the tokens of some layers: so many, or, of one layer, what the tolerance allows."""
+    def _shorten(self, stack: Stack, reading: Reading, worth: Tensor, counts: Tensor | None) -> None:
+        """Put atoms in place of the tokens of some layers: so many (layers, G), or what the tolerance allows."""
         problem, b = stack.problem(), stack.batch
         flat = worth.flatten(0, 1)
-        if self.goal.tolerance is None:
-            atoms = fitted(problem, reading, choose(flat, [c for c in counts for _ in range(b)], SINKS, RECENT))
-        else:  # what stands for earlier text stays: its queries are not known any more
-            first = stack.layers[0].atoms
-            flat = flat.index_fill(-1, torch.arange(first, device=flat.device), math.inf)
-            atoms = smallest(problem, reading, flat, self.goal.tolerance, min(SINKS, flat.shape[-1]), RECENT, first)
-            counts = [atoms.keys.shape[2]]
+        if counts is None:  # of one layer. What stands for earlier text stays: its queries are not known any more
+            (layer,), tolerance = stack.layers, self.goal.tolerance or 0.0
+            earlier = torch.tensor(layer.atoms or [0] * flat.shape[1])
+            before = torch.arange(flat.shape[-1], device=flat.device) < layer.width - layer.fresh
+            flat = flat.masked_fill(before & (flat >= 0), math.inf)
+            counts = smallest(problem, reading, flat, tolerance, min(SINKS, flat.shape[-1]), RECENT, earlier)[None]
+        atoms = fitted(problem, reading, choose(flat, counts.repeat_interleave(b, dim=0), SINKS, RECENT))
         errors = relative_error(problem, reading, atoms).flatten(1)
-        for row, (number, layer, count) in enumerate(zip(stack.numbers, stack.layers, counts, strict=True)):
+        for row, (number, layer) in enumerate(zip(stack.numbers, stack.layers, strict=True)):
             rows = slice(b * row, b * (row + 1))
             known = self.errors.get(number) if layer.atoms else None
             self.errors[number] = errors[rows] if known is None else torch.hypot(errors[rows], known)
             layer.checked = Check(stack.alone(problem, row), self._check) if self._check else None
-            own = Atoms(*(x[rows, :, :count].clone() for x in atoms))
-            layer.replace(own, torch.take_along_dim(worth[row], own.kept, dim=2))
+            own = Atoms(*(x[rows] for x in atoms))
+            places = own.kept.clamp_max(worth.shape[-1] - 1)
+            layer.replace(own, counts[row].tolist(), torch.take_along_dim(worth[row], places, dim=2))
 
     @property
     def memory(self) -> int:
@@ -192,25 +219,7 @@ def _attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None
     if layer is not None:
         layer.record(module, query, attention_mask, scale)
         if layer.atoms:
-            return _weighted(query, key, value, layer, scale, attention_mask), None
+            return layer.attend(query, attention_mask), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )
-
-
-def _weighted(query: Tensor, key: Tensor, value: Tensor, layer: StoredLayer, scale: float, mask: Any) -> Tensor:
-    """Attention on atoms with weights and the tokens after them; queries that share keys go together."""
-    (b, H, n, k), (G, used) = query.shape, key.shape[1:3]
-    bias = layer.bias[..., :used]
-    if mask is not None:
-        visible = torch.nn.functional.pad(shown(mask)[:, :1, :, -layer.fresh :], (layer.atoms, 0), value=True)
-        bias = bias.masked_fill(~visible, -math.inf).repeat(1, 1, H // G, 1)
-    elif n > 1:
-        later = torch.ones(n, used, dtype=torch.bool, device=query.device).triu(used - n + 1)
-        bias = bias.masked_fill(later, -math.inf).repeat(1, 1, H // G, 1)
-    grouped = query.reshape(b, G, -1, k)
-    found = scaled_dot_product_attention(grouped, key, value, attn_mask=bias, scale=scale)
-    if layer.checked is not None and layer.checked.left > 0:
-        new = slice(layer.atoms, None)
-        layer.checked.compare(found, grouped, key[:, :, new], value[:, :, new], bias[..., new], n)
-    return found.reshape(b, H, n, -1).transpose(1, 2).contiguous()

@@ -114,14 +114,14 @@ def compress(
             found.append(_within(layer, reading, worth, goal.count(L), gaussian))
             continue
 
-        def attempt(
-            tokens: int, layer: Layer = layer, reading: Reading = reading, worth: Tensor = worth
-        ) -> CompressedHead | None:
-            head = _within(layer, reading, worth, tokens, gaussian)
-            return head if float(head.errors.max()) <= tolerance else None
+        def enough(tokens: Tensor, layer: Layer = layer, reading: Reading = reading, worth: Tensor = worth) -> Tensor:
+            head = _within(layer, reading, worth, int(tokens), gaussian)
+            return torch.tensor([float(head.errors.max()) <= tolerance])
 
-        whole = _head(layer, reading, taken(layer, torch.arange(L, device=worth.device)[None, None]), None)
-        found.append(fewest(min(SINKS, L), L, whole, attempt))
+        tokens = int(fewest(torch.tensor([min(SINKS, L)]), torch.tensor([L]), enough))
+        all_tokens = torch.arange(L, device=worth.device)[None, None]
+        whole = _head(layer, reading, taken(layer, all_tokens), None)
+        found.append(_within(layer, reading, worth, tokens, gaussian) if tokens < L else whole)
     return found
 
 

@@ -33,8 +33,8 @@ class Effect(AbstractTable):
 
     `loss_change_stderr` is the standard error of their difference, over tokens taken as independent.
     `memory_before` and `memory_after` are numbers stored, in the layers that have a window too. `atoms` are the tokens
-    that stand for the prompt in each layer that is compressed, `errors` the predicted relative errors of the outputs of
-    its heads.
+    that stand for the prompt in each layer that is compressed, for each of its heads of keys; `errors` the predicted
+    relative errors of the outputs of its heads.
     """
 
     model: str = eqx.field(static=True)
@@ -49,7 +49,7 @@ class Effect(AbstractTable):
     seconds_to_read: float
     seconds_to_compress: float
     layer: Int[np.ndarray, " l"]
-    atoms: Int[np.ndarray, " l"]
+    atoms: Float[np.ndarray, "l g"]
     errors: Float[np.ndarray, "l h"]
 
     @property
@@ -99,10 +99,11 @@ class Effect(AbstractTable):
             *("median_error", "largest_error"),
         )
         by_layer = {
-            "atoms": self.atoms,
+            "atoms": np.nanmean(self.atoms, axis=1),
             "median_error": np.nanmedian(self.errors, axis=1),
             "largest_error": np.nanmax(self.errors, axis=1),
             "errors": ("head", self.errors),
+            "atoms_of_head": ("key_head", self.atoms),
         }
         return dataset("layer", self.layer, by_layer, {name: getattr(self, name) for name in facts})
 
@@ -111,7 +112,11 @@ class Effect(AbstractTable):
         ax, data = axes(ax), self.to_dataset()
         least = np.finfo(float).tiny  # a logarithmic axis has no zero
         middle, most = (np.maximum(data[name].values, least) for name in ("median_error", "largest_error"))
-        ax.plot(self.layer, self.atoms / self.length, "o-", color=BLUE, label="tokens kept, share")
+        share = self.atoms / self.length
+        ax.plot(self.layer, np.nanmean(share, axis=1), "o-", color=BLUE, label="tokens kept, share: mean and all heads")
+        ax.fill_between(
+            self.layer, np.nanmin(share, axis=1), np.nanmax(share, axis=1), color=BLUE, alpha=0.2, linewidth=0
+        )
         ax.plot(self.layer, middle, "s-", color=VERMILION, label="predicted relative error, median and largest head")
         ax.fill_between(self.layer, middle, most, color=VERMILION, alpha=0.2, linewidth=0)
         ax.set(yscale="log", xlabel="layer", title=f"{self.length} tokens, {self.goal}")
@@ -178,7 +183,7 @@ def compression_effect(
         seconds_to_read=read,
         seconds_to_compress=compressed,
         layer=np.array(list(cache.stored)),
-        atoms=np.array([layer.atoms for layer in cache.stored.values()]),
+        atoms=_by_layer([np.array(layer.atoms, float) for layer in cache.stored.values()]),
         errors=_by_layer([cache.errors[i][0].double().cpu().numpy() for i in cache.stored]),
     )
 

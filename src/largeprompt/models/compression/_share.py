@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +10,6 @@ from torch import Tensor
 POWER = 0.5  # of a layer's size, by which the worth of its tokens is divided
 LEAST = 0.2  # of an even share: what every head keeps at least
 _FEWEST = 8  # tokens
-
-
-Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +39,12 @@ class Goal:
         return min(max(int(wanted), _FEWEST), tokens)
 
 
-def counts_of(worth: Sequence[Tensor], sizes: Sequence[Tensor], count: int) -> list[int]:
-    """How many tokens the heads of each layer keep, `count` on average.
+def counts_of(worth: Sequence[Tensor], sizes: Sequence[Tensor], count: int) -> list[Tensor]:
+    """How many tokens each head of keys keeps, `count` on average: (layers, G) for each stack of layers.
 
     `worth` has what each token of some layers is worth (layers, b, G, L), in the unit of the residual stream, −∞ where
-    there is none; `sizes` (layers,) those of their outputs there. The tokens worth most over all layers are kept, once
-    every head has its least.
+    there is none; `sizes` (layers,) those of their outputs there. The tokens worth most over all heads are kept, once
+    every head has its least. Prompts of a batch keep equally many.
     """
     least = min(max(_FEWEST, int(LEAST * count)), count)
     ranked = []
@@ -58,31 +54,17 @@ def counts_of(worth: Sequence[Tensor], sizes: Sequence[Tensor], count: int) -> l
         first = relative.scatter(-1, first, math.inf)
         ranked.append(torch.where(tokens == -math.inf, tokens, first).to(worth[0].device))
     whole = torch.cat([x.flatten() for x in ranked])
-    heads = [x[0, ..., 0].numel() for x in ranked for _ in x]
     kept = torch.zeros_like(whole, dtype=torch.bool)
-    kept[whole.topk(min(count * sum(heads), len(whole))).indices] = True
+    kept[whole.topk(min(count * sum(x[..., 0].numel() for x in ranked), len(whole))).indices] = True
     kept &= whole > -math.inf
     parts = zip(kept.split([x.numel() for x in ranked]), ranked, strict=True)
-    chosen = torch.cat([part.reshape(x.shape).sum(dim=(1, 2, 3)) for part, x in parts]).tolist()
-    room = torch.cat([(x > -math.inf).sum(dim=-1).amin(dim=(1, 2)) for x in ranked]).tolist()
-    counts = [total // n for total, n in zip(chosen, heads, strict=True)]
-    spare = sum(chosen) - sum(c * n for c, n in zip(counts, heads, strict=True))
-    for i in sorted(range(len(counts)), key=lambda i: counts[i] - chosen[i] / heads[i]):
-        if spare < heads[i]:
-            break
-        if counts[i] < room[i]:
-            counts[i], spare = counts[i] + 1, spare - heads[i]
-    return counts
+    return [(part.reshape(x.shape).sum(dim=-1).sum(dim=1) // x.shape[1]).cpu() for part, x in parts]
 
 
-def fewest(low: int, high: int, whole: Found, attempt: Callable[[int], Found | None]) -> Found:
-    """What an attempt gives with the fewest tokens with which it succeeds, to a part in 32; `whole` is that of all."""
-    best = whole
-    while high - low > max(1, high // 32):
-        middle = (low + high) // 2
-        found = attempt(middle)
-        if found is None:
-            low = middle
-        else:
-            best, high = found, middle
-    return best
+def fewest(low: Tensor, high: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """The fewest tokens that are enough, to a part in 32, for each of several heads; so many as `high` are."""
+    while bool((wide := high - low > (high // 32).clamp_min(1)).any()):
+        middle = torch.where(wide, (low + high) // 2, high)
+        good = enough(middle)
+        low, high = torch.where(wide & ~good, middle, low), torch.where(wide & good, middle, high)
+    return high

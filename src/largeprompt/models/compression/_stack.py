@@ -27,7 +27,7 @@ class Stack:
         parts = zip(*(layer.whole() for layer in self.layers), strict=True)
         keys, values, log_weights = (torch.cat(self._padded(part)) for part in parts)
         for row, layer in enumerate(self.layers):
-            log_weights[self.batch * row : self.batch * (row + 1), :, : self._length - layer.used] = -math.inf
+            log_weights[self.batch * row : self.batch * (row + 1), :, : self._length - layer.width] = -math.inf
         scale = self.layers[0].scale
         if self._future is None:
             self._future = self._replayed(keys, values, scale)
@@ -49,16 +49,22 @@ class Stack:
             hidden = torch.zeros(keys.shape[0], self._length, dtype=torch.bool, device=keys.device)
             for row, layer in enumerate(self.layers):
                 if layer.hidden is not None:
-                    begin = self._length - layer.used
+                    begin = self._length - layer.fresh
                     place = slice(begin, begin + layer.hidden.shape[1])
                     hidden[self.batch * row : self.batch * (row + 1), place] = layer.hidden
-        return replayed(segments, keys, values, hidden, scale, self._rotate)
+        again = [Future(*(torch.cat(x) for x in zip(*part, strict=True))) for part in self._repeated()]
+        law = replayed(segments, keys, values, hidden, scale, self._rotate)
+        return Future(*(torch.cat(x, dim=3) for x in zip(law, *again, strict=True)))
+
+    def _repeated(self) -> Iterator[tuple[Future, ...]]:
+        """What each layer keeps of the prompt read once more, piece by piece."""
+        return zip(*(layer.repeated for layer in self.layers), strict=True)
 
     def worth(self, found: Tensor) -> Tensor:
         """What tokens are worth, (layers, b, G, L): with what atoms were before, and −∞ where a layer has no token."""
         found = found.reshape(len(self.layers), self.batch, *found.shape[1:])
         for row, layer in enumerate(self.layers):
-            begin = self._length - layer.used
+            begin = self._length - layer.width
             found[row, ..., :begin] = -math.inf
             if layer.worth is not None:
                 found[row, ..., begin:] = layer.worth_with(found[row, ..., begin:])
@@ -66,7 +72,7 @@ class Stack:
 
     def alone(self, problem: Layer, row: int) -> Layer:
         """One layer of a problem, without padding."""
-        rows, begin = slice(self.batch * row, self.batch * (row + 1)), self._length - self.layers[row].used
+        rows, begin = slice(self.batch * row, self.batch * (row + 1)), self._length - self.layers[row].width
         keys, values, log_weights = (x[rows, :, begin:] for x in problem[:3])
         roots = problem.roots if len(self.layers) == 1 else problem.roots[rows]
         return Layer(keys, values, log_weights, problem.scale, Future(*(x[rows] for x in problem.future)), roots)
@@ -82,7 +88,7 @@ def alike(layers: Mapping[int, StoredLayer], alone: bool) -> Iterator[dict[int, 
         kinds.setdefault(kind, {})[number] = layer
     for kind in kinds.values():
         b, G = next(iter(kind.values())).keys.shape[:2]
-        most = max(1, _AT_ONCE // (b * G * FITTED * max(layer.used for layer in kind.values())))
+        most = max(1, _AT_ONCE // (b * G * FITTED * max(layer.width for layer in kind.values())))
         numbers = list(kind)
         for first in range(0, len(numbers), most):
             yield {number: kind[number] for number in numbers[first : first + most]}

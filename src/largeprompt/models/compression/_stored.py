@@ -1,28 +1,29 @@
 """What a compressed cache holds of one layer: atoms, tokens since, some of their queries; and a check of outputs."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import CacheLayerMixin
 
 from ._atoms import Atoms, Layer
-from ._future import Segment, segment_of
+from ._future import Future, Segment, repeated, segment_of
+from ._ragged import Ragged, RaggedTokens
 
 _ROOM = 256  # tokens by which a buffer grows
 
 
 class StoredLayer(CacheLayerMixin):
-    """Atoms with weights, and after them tokens as they came; with some of the queries of these."""
+    """Tokens as they came; once compressed, atoms with weights and the tokens since. With some of their queries."""
 
     is_sliding = False
     is_compileable = False
 
-    keys: Any  # (b, G, room, k)
+    keys: Any  # (b, G, room, k), until it is compressed
     values: Any  # (b, G, room, v)
-    bias: Tensor  # (b, G, 1, room): log-weights, 0 for tokens
 
     def __init__(self, queries: int):
         super().__init__()
@@ -31,19 +32,31 @@ class StoredLayer(CacheLayerMixin):
 
     def _clear(self) -> None:
         self.checked: Check | None = None
-        self.seen = self.used = self.atoms = 0
-        self.hidden: Tensor | None = None
+        self.short: RaggedTokens | None = None
+        self.seen = self._read = 0
+        self.hidden: Tensor | None = None  # (b, fresh)
         self.module: nn.Module | None = None
-        self.worth: Tensor | None = None
+        self.worth: Tensor | None = None  # (b, G, most), of atoms
         self.scale = 1.0
+        self.repeated: list[Future] = []  # the law of queries of the prompt read once more
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
         self._unseen = 0  # tokens whose queries have not been seen
 
     @property
+    def atoms(self) -> list[int]:
+        """How many atoms each head of keys has; none before the first compression."""
+        return [] if self.short is None else self.short.places.counts
+
+    @property
     def fresh(self) -> int:
         """Tokens that have come since the last compression."""
-        return self.used - self.atoms
+        return self._read if self.short is None else self.short.fresh
+
+    @property
+    def width(self) -> int:
+        """The most tokens and atoms of a head."""
+        return self.fresh + max(self.atoms, default=0)
 
     @property
     def recorded(self) -> bool:
@@ -52,11 +65,13 @@ class StoredLayer(CacheLayerMixin):
 
     @property
     def memory(self) -> int:
-        """Numbers that are stored, the room to grow apart."""
+        """Numbers that are stored, the room to grow apart; of each atom also what it is worth."""
         if not self.is_initialized:
             return 0
+        if self.short is not None:
+            return self.short.memory + len(self.short.rows) * self.short.places.rows
         b, G, _, k = self.keys.shape
-        return b * G * (self.used * (k + self.values.shape[-1]) + 2 * self.atoms)
+        return b * G * self._read * (k + self.values.shape[-1])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take type, device and shape from the first tokens."""
@@ -64,25 +79,29 @@ class StoredLayer(CacheLayerMixin):
         b, G = key_states.shape[:2]
         self.keys = key_states.new_empty(b, G, 0, key_states.shape[-1])
         self.values = value_states.new_empty(b, G, 0, value_states.shape[-1])
-        self.bias = key_states.new_zeros(b, G, 1, 0)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store new tokens; what is returned knows the layer that it comes from."""
+        """Store new tokens; what is returned knows the layer that it comes from, which alone has the atoms."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self._unseen and self.atoms:
+        if self._unseen and self.short is not None:
             raise ValueError(
                 "a model has read a compressed cache with another attention function, which leaves out its weights; "
                 "make a cache again after changing the model's attention"
             )
-        n = self._unseen = key_states.shape[2]
-        if self.used + n > self.keys.shape[2]:
-            self._grow(self.used + n + (_ROOM if self.used else 0))
-        self.keys[:, :, self.used : self.used + n] = key_states.detach()
-        self.values[:, :, self.used : self.used + n] = value_states.detach()
-        self.used, self.seen = self.used + n, self.seen + n
-        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        keys, values = (x.detach() if x.requires_grad else x for x in (key_states, value_states))
+        n = self._unseen = keys.shape[2]
+        self.seen += n
+        if self.short is not None:
+            self.short.append(keys, values)
+        else:
+            if self._read + n > self.keys.shape[2]:
+                self._grow(self._read + n + (_ROOM if self._read else 0))
+            self.keys[:, :, self._read : self._read + n] = keys
+            self.values[:, :, self._read : self._read + n] = values
+            self._read += n
+            keys, values = self.keys[:, :, : self._read], self.values[:, :, : self._read]
         keys.stored_layer = self  # pyright: ignore[reportAttributeAccessIssue]
         return keys, values
 
@@ -90,21 +109,19 @@ class StoredLayer(CacheLayerMixin):
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = old.new_empty(*old.shape[:2], size, old.shape[3])
-            new[:, :, : self.used] = old[:, :, : self.used]
+            new[:, :, : self._read] = old[:, :, : self._read]
             setattr(self, name, new)
-        bias = self.bias.new_zeros(*self.bias.shape[:3], size)
-        bias[..., : self.used] = self.bias[..., : self.used]
-        self.bias = bias
 
     def record(self, module: nn.Module, queries: Tensor, mask: Tensor | None, scale: float) -> None:
         """Keep some of the queries of tokens that have just come, and which tokens are hidden."""
-        self.module, self.scale, queries, self._unseen = module, scale, queries.detach(), 0
+        self.module, self.scale, self._unseen = module, scale, 0
+        queries = queries.detach() if queries.requires_grad else queries
         if queries.shape[2] == 1:
             self._single.append(queries)
         else:
             self._segments = [*self.segments(), segment_of(queries, self._most)]
         if mask is not None:
-            self.hidden = torch.nn.functional.pad(~shown(mask)[:, 0, -1, -self.fresh :], (self.atoms, 0))
+            self.hidden = ~shown(mask)[:, 0, -1, -self.fresh :]
 
     def segments(self) -> list[Segment]:
         """The queries known, tokens that came one by one joined."""
@@ -113,35 +130,64 @@ class StoredLayer(CacheLayerMixin):
             self._segments, self._single = [*self._segments, Segment(joined, joined.shape[2], 1)], []
         return self._segments
 
+    def take_back(self, n: int) -> None:
+        """Forget the last tokens, which came together and repeat earlier ones, but for the law of their queries."""
+        segment, kept = self.segments().pop(), self._read - n
+        keys, values = (x[:, :, kept : self._read] for x in (self.keys, self.values))
+        self.repeated.append(repeated(segment, keys, values, self.scale))
+        self._read, self.seen = kept, self.seen - n
+        self.hidden = None if self.hidden is None else self.hidden[:, :kept]
+
     def whole(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that is stored: keys and values in float32, or in the half precision that they have."""
-        keys, values = self.keys[:, :, : self.used], self.values[:, :, : self.used]
+        """All that is stored, (b, G, width, ·): keys and values in float32, or in the half precision that they have."""
+        if self.short is not None:
+            keys, values, log_weights = self.short.whole()
+        else:
+            keys, values = self.keys[:, :, : self._read], self.values[:, :, : self._read]
+            log_weights = torch.zeros(keys.shape[:3], device=keys.device)
         if self.dtype not in (torch.float16, torch.bfloat16):
             keys, values = keys.float(), values.float()
-        log_weights = self.bias[:, :, 0, : self.used].float()
         if self.hidden is not None:
-            hidden = torch.nn.functional.pad(self.hidden, (0, self.used - self.hidden.shape[1]))
+            hidden = pad(self.hidden, (self.width - self.fresh, self.fresh - self.hidden.shape[1]))
             log_weights = log_weights.masked_fill(hidden[:, None], -math.inf)
         return keys, values, log_weights
 
     def worth_with(self, fresh: Tensor) -> Tensor:
-        """What tokens are worth, (b, G, used): for atoms, with all queries so far, not the last alone."""
-        if self.worth is None:
+        """What tokens are worth, (b, G, width): for atoms, with all queries so far, not the last alone.
+
+        −∞ where a head has no atom.
+        """
+        if self.short is None or self.worth is None:
             return fresh
-        old = self.seen - self.fresh
-        now = fresh[..., : self.atoms]
+        most, old = self.width - self.fresh, self.seen - self.fresh
+        now = fresh[..., :most]
         atoms = ((old * self.worth.square() + self.fresh * now.square()) / self.seen).sqrt()
         atoms = torch.where(now < 0, now, atoms)  # a hidden token
-        return torch.cat([atoms, fresh[..., self.atoms :]], dim=-1)
+        atoms = atoms.masked_fill(~self.short.places.filled, -math.inf)
+        return torch.cat([atoms, fresh[..., most:]], dim=-1)
 
-    def replace(self, atoms: Atoms, worth: Tensor) -> None:
-        """Store atoms, which are worth so much, in place of all tokens."""
-        self.worth = worth
-        self.atoms = self.used = atoms.keys.shape[2]
-        self.keys = atoms.keys.to(self.dtype)
-        self.values = atoms.values.to(self.dtype)
-        self.bias = atoms.log_weights[:, :, None].to(self.dtype)
-        self.hidden, self._segments, self._single = None, [], []
+    def replace(self, atoms: Atoms, counts: Sequence[int], worth: Tensor) -> None:
+        """Store so many of the atoms of each head, which are worth so much, in place of all tokens."""
+        places = Ragged(counts, self.device)
+        keys, values, log_weights, worth = (places.flat(x) for x in (*atoms[:3], worth))
+        self.short = RaggedTokens(keys.to(self.dtype), values.to(self.dtype), log_weights.to(self.dtype), places)
+        self.worth = places.padded(worth)
+        self.keys, self.values = (x[:, :, :0].clone() for x in (self.keys, self.values))
+        self.hidden, self._read, self._segments, self._single, self.repeated = None, 0, [], [], []
+
+    def attend(self, queries: Tensor, mask: Tensor | None) -> Tensor:
+        """Outputs (b, n, H, v) of new tokens' queries on atoms and on the tokens since; as the model masks these."""
+        assert self.short is not None
+        n, fresh = queries.shape[2], self.fresh
+        visible = None
+        if mask is not None:
+            visible = shown(mask)[:, 0, :, -fresh:]
+        elif n > 1:
+            visible = torch.ones(1, n, fresh, dtype=torch.bool, device=queries.device).tril(fresh - n)
+        found = self.short.attend(queries, self.scale, visible)
+        if self.checked is not None and self.checked.left > 0:
+            self.checked.compare(found.transpose(1, 2), queries, *self.short.new(), visible)
+        return found
 
     def get_seq_length(self) -> int:
         """How many tokens have been read, also those that are no longer stored."""
@@ -185,9 +231,11 @@ class StoredLayer(CacheLayerMixin):
     def _each(self, change: Any) -> None:
         if not self.is_initialized:
             return
-        for name in ("keys", "values", "bias", "worth", "hidden"):
+        for name in ("keys", "values", "worth", "hidden"):
             if getattr(self, name) is not None:
                 setattr(self, name, change(getattr(self, name)))
+        if self.short is not None:
+            self.short.change(change)
         self._segments = [segment._replace(queries=change(segment.queries)) for segment in self.segments()]
 
 
@@ -204,20 +252,23 @@ class Check:
         self.left = tokens
         self._wrong = self._whole = torch.zeros((), device=layer.keys.device)
 
-    def compare(self, found: Tensor, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, n: int) -> None:
-        """Compare outputs (b, G, r · n, v) of new queries with those on all that was stored and the tokens since."""
+    def compare(self, found: Tensor, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> None:
+        """Compare outputs (b, H, n, v) of new queries with those on all that was stored and the tokens since."""
         layer = self._layer
         if layer is None:
             return
-        (b, G, _, v), r = found.shape, layer.roots.shape[2]
+        (b, H, n, v), G = found.shape, keys.shape[1]
         whole, read = (
             torch.cat([old.float(), new.float()], dim=2) for old, new in ((layer.keys, keys), (layer.values, values))
         )
-        old = layer.log_weights[:, :, None]
-        bias = bias.float().expand(b, G, bias.shape[2], -1)
-        bias = torch.cat([old.expand(b, G, bias.shape[2], -1), bias], dim=-1)
-        wanted = scaled_dot_product_attention(queries.float(), whole, read, attn_mask=bias, scale=layer.scale)
-        wrong, size = (x.reshape(b, G, r, n, v) @ layer.roots for x in (found.float() - wanted, wanted))
+        bias = pad(layer.log_weights, (0, keys.shape[2]))[:, :, None]
+        if visible is not None:
+            seen = pad(visible, (layer.keys.shape[2], 0), value=True)
+            bias = bias.masked_fill(~seen[:, None], -math.inf).repeat(1, 1, H // G, 1)
+        grouped = queries.reshape(b, G, -1, queries.shape[-1]).float()
+        wanted = scaled_dot_product_attention(grouped, whole, read, attn_mask=bias, scale=layer.scale)
+        wanted = wanted.reshape(b, G, H // G, n, v)
+        wrong, size = (x @ layer.roots for x in (found.float().reshape(wanted.shape) - wanted, wanted))
         self._wrong, self._whole = (
             total + x.square().sum(dim=(-1, -2)) for total, x in ((self._wrong, wrong), (self._whole, size))
         )

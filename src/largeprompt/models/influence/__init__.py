@@ -5,6 +5,8 @@ from ._error_bars import error_bars as error_bars
 from ._influence import Influence as Influence
 from ._influence import influence as influence
 from ._influence import left_out as left_out
+from ._learning_curve import LearningCurve as LearningCurve
+from ._learning_curve import learning_curve as learning_curve
 from ._rows import RowsFor as RowsFor
 from ._rows import rows_for as rows_for
 from ._weighted import WeightedPrompt as WeightedPrompt

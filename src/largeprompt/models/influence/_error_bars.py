@@ -1,11 +1,12 @@
 r"""Error bars of outputs over redraws of the prompt: groups drawn independently from a population.
 
 To first order the variance is $\frac{n}{n-1}\sum_i(g_i-\bar g)^2$, $g_i$ the derivatives of the output in log-weights.
-Where a network is far from linear in the weights that is not enough, and subsets of the groups are drawn.
+Networks that learn in context are far from linear in the weights; for them the variance is measured on disjoint parts
+of the prompt.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import equinox as eqx
 import numpy as np
@@ -18,7 +19,7 @@ from largeprompt._progress import Progress
 from largeprompt.paper.chart import BLUE, VERMILION
 
 from ._outputs import gradients_at, groups_of, outputs_at, task
-from ._resamples import counts, subset_size, subsets
+from ._resamples import VarianceLaw, agrees, counts, partitions, variance_law
 from ._trust import doubts, tail_of
 from ._weighted import WeightedPrompt
 
@@ -26,17 +27,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import Dataset
 
-Method = Literal["auto", "subsets", "bootstrap", "influence"]
-_METHODS = ("auto", "subsets", "bootstrap", "influence")
+Method = Literal["auto", "partitions", "bootstrap", "influence"]
+_FEWEST = 8  # groups, so that quarters have two
 
 
 class ErrorBars(AbstractTable):
     """Outputs with standard errors and intervals over redraws of the prompt, one row for each output.
 
-    The intervals are for the mean of the output over prompts of this length. `bias` is the mean of the outputs on
-    prompts drawn again minus the estimate, 0 where none were drawn. `reason` says for each output why it is not
-    `trusted`, or is empty. `freedom` are the degrees of freedom of the variance, `draws` outputs whose spread is the
-    standard error, for maps of several outputs at once.
+    The intervals are for the mean of the output over prompts of this length. `bias` is the mean output on prompts with
+    half of the groups (with replacement for the bootstrap) minus the estimate; 0 where none were run. `reason` says for
+    each output why it is not `trusted`, or is empty. The variance falls like the number of groups to the power of minus
+    `exponent`, 1 where it was not measured; `freedom` are its degrees of freedom. `draws` are outputs that spread as
+    the standard errors say, for functions of several outputs at once.
     """
 
     estimate: Float[np.ndarray, " p"]
@@ -47,6 +49,8 @@ class ErrorBars(AbstractTable):
     trusted: Bool[np.ndarray, " p"]
     freedom: Float[np.ndarray, " p"]
     draws: Float[np.ndarray, "r p"]
+    exponent: float
+    exponent_stderr: float
     level: float = eqx.field(static=True)
     method: str = eqx.field(static=True)
     groups: int = eqx.field(static=True)
@@ -81,7 +85,7 @@ class ErrorBars(AbstractTable):
         worst = next((reason for reason in self.reason if reason), "")
         reason = self.reason if same else (worst,) * len(estimate)
         stderr, bias = draws.std(axis=0, ddof=1), np.zeros(len(estimate))
-        facts = (self.level, self.method, self.groups, reason, {})
+        facts = (self.exponent, self.exponent_stderr, self.level, self.method, self.groups, reason, {})
         freedom = self.freedom if same else np.full(len(estimate), self.freedom.min())
         return ErrorBars(estimate, stderr, low, high, bias, trusted, freedom, draws, *facts)
 
@@ -89,7 +93,7 @@ class ErrorBars(AbstractTable):
         """All numbers by output."""
         columns = {name: getattr(self, name) for name in ("estimate", "stderr", "low", "high", "bias", "trusted")}
         columns |= {f"stderr_by_{name}": value for name, value in self.stderr_by.items()}
-        facts = {name: getattr(self, name) for name in ("method", "level", "groups")}
+        facts = {name: getattr(self, name) for name in ("method", "level", "groups", "exponent")}
         return dataset("output", np.arange(len(self.estimate)), columns | {"reason": np.array(self.reason)}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
@@ -116,73 +120,86 @@ def error_bars(
 ) -> ErrorBars:
     """Error bars of each output over redraws of the prompt, from this one prompt.
 
-    `subsets` runs the prompt on `draws` subsets of four fifths of its groups, `bootstrap` on counts of draws with
-    replacement, `influence` takes one backward pass for each output. `auto` takes subsets, and the influence beside it
-    where that costs no more.
+    `partitions` runs it on about `draws` halves and quarters of its groups, `bootstrap` on counts of draws with
+    replacement, `influence` takes one backward pass for each output. `auto` takes partitions, and the influence beside
+    them where that costs no more; where both agree within the errors of the partitions, the influence is the more
+    precise of the two and gives the error bars.
     """
-    if method not in _METHODS:
-        raise ValueError(f"method is {method!r}; it must be one of {', '.join(_METHODS)}")
+    if method not in get_args(Method):
+        raise ValueError(f"method is {method!r}; it must be one of {', '.join(get_args(Method))}")
     if not 0 < level < 1:
         raise ValueError(f"level is {level:g}; it must lie between 0 and 1, such as 0.9")
-    n, batch, draws = groups_of(prompt), checks.count("batch", batch), checks.count("draws", draws, at_least=8)
+    n, batch, draws = groups_of(prompt, at_least=_FEWEST), checks.count("batch", batch), checks.count("draws", draws)
     rng = np.random.default_rng(checks.count("seed", seed, at_least=0))
     estimate = outputs_at(prompt, np.ones((1, n)), batch)[0]
-    again = method != "influence"
-    slopes = method == "influence" or (method == "auto" and 2 * len(estimate) <= draws)
-    stderr_by: dict[str, np.ndarray] = {}
-    centred = found = None
-    with task(progress, "error bars", draws * again + len(estimate) * slopes) as advance:
-        if again:
-            name, weights, factor = _drawn(method, rng, draws, n)
-            found = outputs_at(prompt, weights, batch, advance)
-            stderr_by[name] = np.sqrt(factor) * found.std(axis=0, ddof=1)
-        if slopes:
-            values = gradients_at(prompt, np.ones((1, n)), 1)[1][0]
+    with_slopes = method == "influence" or (method == "auto" and 2 * len(estimate) <= draws)
+    laws: dict[str, VarianceLaw] = {}
+    centred, found = None, []
+    with task(progress, "error bars", draws * (method != "influence") + len(estimate) * with_slopes) as advance:
+        if method in ("auto", "partitions"):
+            found = [
+                outputs_at(prompt, weights.reshape(-1, n), batch, advance).reshape(*weights.shape[:2], -1)
+                for weights in partitions(rng, draws, n)
+            ]
+            laws["partitions"] = variance_law(rng, found, estimate)
+        if method == "bootstrap":
+            laws[method] = _bootstrap_law(outputs_at(prompt, counts(rng, draws, n), batch, advance), estimate, n)
+        if with_slopes:
+            slopes = gradients_at(prompt, np.ones((1, n)), 1)[1][0]
             advance(len(estimate))
-            centred = values - values.mean(axis=1, keepdims=True)
-            stderr_by["influence"] = np.sqrt(n / (n - 1) * np.sum(centred**2, axis=1))
-    used = next(iter(stderr_by))
-    stderr = stderr_by[used]
-    freedom = np.broadcast_to(_freedom(centred, n, draws if again else None), estimate.shape)
+            centred = np.sqrt(n / (n - 1)) * (slopes - slopes.mean(axis=1, keepdims=True))
+            laws["influence"] = _influence_law(rng, centred, draws)
+    if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance):
+        laws = {name: laws[name] for name in ("influence", "partitions")}
+    return _bars(estimate, laws, centred, float(level), n)
+
+
+def _bars(
+    estimate: np.ndarray, laws: dict[str, VarianceLaw], centred: np.ndarray | None, level: float, n: int
+) -> ErrorBars:
+    """Error bars by the first of the laws; what else is known says how sure they are."""
+    method, law = next(iter(laws.items()))
+    stderr_by = {name: np.sqrt(each.variance) for name, each in laws.items()}
+    stderr = stderr_by[method]
+    freedom = _freedom(centred, n, law.freedom, len(estimate))
     reach = stats.t.ppf((1 + level) / 2, freedom) * stderr
-    bias = np.zeros_like(estimate) if found is None else found.mean(axis=0) - estimate
-    if found is not None:
-        spread = found.std(axis=0, ddof=1)
-        like = estimate + (found - found.mean(axis=0)) * (stderr / np.where(spread > 0, spread, 1.0))
-    else:
-        assert centred is not None
-        like = estimate + np.sqrt(n / (n - 1)) * rng.normal(size=(draws, n)) @ centred.T
-    reason = doubts(stderr_by, bias, None if centred is None else tail_of(centred))
+    reason = doubts(method, stderr_by, None if centred is None else tail_of(centred))
     return ErrorBars(
         estimate=estimate,
         stderr=stderr,
         low=estimate - reach,
         high=estimate + reach,
-        bias=bias,
+        bias=law.bias,
         trusted=np.array([not each for each in reason]),
         freedom=freedom,
-        draws=like,
-        level=float(level),
-        method=used,
+        draws=estimate + law.like,
+        exponent=law.exponent,
+        exponent_stderr=law.exponent_stderr,
+        level=level,
+        method=method,
         groups=n,
         reason=reason,
         stderr_by=stderr_by,
     )
 
 
-def _drawn(method: str, rng: np.random.Generator, draws: int, n: int) -> tuple[str, np.ndarray, float]:
-    """The method's name, weights, and the factor from the variance over them to that over redraws."""
-    if method == "bootstrap":
-        return method, counts(rng, draws, n), n / (n - 1)
-    m = subset_size(n)
-    return "subsets", subsets(rng, draws, n, m), m / (n - m)
+def _bootstrap_law(found: np.ndarray, estimate: np.ndarray, n: int) -> VarianceLaw:
+    """The variance over counts is (n-1)/n of that over redraws, for outputs that are linear in the weights."""
+    like = np.sqrt(n / (n - 1)) * (found - found.mean(axis=0))
+    return VarianceLaw(like.var(axis=0, ddof=1), 1.0, 0.0, len(found) - 1, like, found.mean(axis=0) - estimate)
 
 
-def _freedom(centred: np.ndarray | None, n: int, draws: int | None) -> np.ndarray | float:
-    """Degrees of freedom of the variance: twice the inverse of its relative variance, over groups and over draws."""
-    of_draws = 0.0 if draws is None else 2 / (draws - 1)
-    if centred is None:
-        return 2 / (2 / (n - 1) + of_draws)
-    squares = np.sum(centred**2, axis=1)
-    of_groups = np.sum(centred**4, axis=1) / np.where(squares > 0, squares, 1.0) ** 2 - 1 / n
-    return 2 / (np.maximum(of_groups, 2 / (n - 1)) + of_draws)
+def _influence_law(rng: np.random.Generator, centred: np.ndarray, draws: int) -> VarianceLaw:
+    """The sum of squares, and normal deviations with these covariances."""
+    like = rng.normal(size=(draws, centred.shape[1])) @ centred.T
+    return VarianceLaw(np.sum(centred**2, axis=1), 1.0, 0.0, np.inf, like, np.zeros(len(centred)))
+
+
+def _freedom(centred: np.ndarray | None, n: int, of_draws: float, outputs: int) -> np.ndarray:
+    """Degrees of freedom of the variance: twice the inverse of its relative variance, over draws and over groups."""
+    of_groups = np.full(outputs, 1 / (n - 1))
+    if centred is not None:
+        squares = np.sum(centred**2, axis=1)
+        spread = np.sum(centred**4, axis=1) / np.where(squares > 0, squares, 1.0) ** 2 - 1 / n
+        of_groups = np.maximum(of_groups, spread / 2)
+    return 1 / (of_groups + 1 / of_draws)

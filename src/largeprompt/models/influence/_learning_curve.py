@@ -1,8 +1,8 @@
 r"""How a score of the outputs grows with the rows of a prompt: measured on subsets of the rows at hand, extrapolated.
 
-The mean score on $m$ rows is fitted by $a+b\,m^{-c}$. Its error has two parts: there are few subsets of each size, and all
-are from the same $n$ rows. To first order the variance over subsets of size $m$ is $(n-m)/m$ times the variance $V$ over
-redraws of all $n$ rows, and $V$ is also that of the whole curve, which moves up and down as one.
+The mean score on $m$ rows is fitted by $a+b\,m^{-c}$. Its error has two parts: there are few subsets of each size, and
+all are from the same $n$ rows. To first order the variance over subsets of size $m$ is $(n-m)/m$ times the variance $V$
+over redraws of all $n$ rows, and $V$ is also that of the whole curve, which moves up and down as one.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,16 +116,17 @@ def learning_curve(
     means, spreads = (np.array([f(x) for x in found]) for f in (np.mean, _spread))
     whole = sizes == n
     share = sizes[~whole] / n
-    variance = float(np.mean(spreads[~whole] ** 2 * share / (1 - share)))
+    # large subsets are most like all rows
+    variance = float(np.average(spreads[~whole] ** 2 * share / (1 - share), weights=share**2))
     errors = np.where(whole, 0.0, spreads**2 / repeats)
     # a curve has no reason to pass exactly through any one point, all rows included
     precision = 1 / np.maximum(errors + np.mean(errors) / 4, np.finfo(float).tiny)
-    again = [np.array([np.mean(rng.choice(x, len(x))) for x in found]) for _ in range(_REFITS)]
+    again = np.stack([rng.choice(x, (_REFITS, len(x))).mean(axis=1) for x in found], axis=1)
     return LearningCurve(
         rows=sizes,
         score=means,
         spread=spreads,
-        fits=np.array([_fit(sizes.astype(float), each, precision) for each in [means, *again]]),
+        fits=_fits(sizes.astype(float), np.array([means, *again]), precision),
         stderr=np.sqrt(variance),
         level=float(level),
         repeats=repeats,
@@ -136,11 +137,13 @@ def _spread(x: np.ndarray) -> float:
     return float(x.std(ddof=1)) if len(x) > 1 else 0.0
 
 
-def _fit(m: np.ndarray, score: np.ndarray, precision: np.ndarray) -> tuple[float, float, float]:
-    """The best a and b for every power c, and of these the best; powers of few points are drawn together by a grid."""
-    found = []
+def _fits(m: np.ndarray, scores: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """For each row of scores the best a and b for every power c, and of these the best."""
+    root, found = np.sqrt(precision), []
     for c in _POWERS:
-        design = np.stack([np.ones_like(m), m**-c], axis=1) * np.sqrt(precision)[:, None]
-        (a, b), *_ = np.linalg.lstsq(design, score * np.sqrt(precision), rcond=None)
-        found.append((float(np.sum(precision * (score - a - b * m**-c) ** 2)), a, b, c))
-    return min(found)[1:]
+        design = np.stack([np.ones_like(m), m**-c], axis=1)
+        a, b = np.linalg.pinv(design * root[:, None]) @ (scores * root).T
+        left = np.sum(precision * (scores - a[:, None] - b[:, None] * m**-c) ** 2, axis=1)
+        found.append(np.stack([left, a, b, np.full(len(a), c)], axis=1))
+    best = np.argmin([each[:, 0] for each in found], axis=0)
+    return np.stack(found)[best, np.arange(len(scores)), 1:]

@@ -75,5 +75,5 @@ def _finite(outputs: Tensor, rows: int) -> Tensor:
         raise ValueError(f"outputs have shape {tuple(outputs.shape)} for {rows} rows of log-weights; give ({rows}, p)")
     if not bool(torch.isfinite(outputs).all()):
         at = tuple(int(i) for i in (~torch.isfinite(outputs)).nonzero()[0])
-        raise ValueError(f"output {at[1]} is {float(outputs[at])}; every output must be finite")
+        raise ValueError(f"output {at[1]} is {outputs[at].item()}; every output must be finite")
     return outputs

@@ -1,7 +1,8 @@
 r"""How many rows a prompt needs for an output with a given standard error.
 
-Over redraws of a prompt the variance of an output falls like $1/n$: from a standard error $s$ at $n$ rows, an error
-$\varepsilon$ needs $n s^2/\varepsilon^2$. With $\nu$ degrees of freedom of $s^2$ the interval is that of $\chi^2_\nu$.
+Over redraws of a prompt the variance of an output falls like $n^{-\gamma}$: from a standard error $s$ at $n$ rows, an
+error $\varepsilon$ needs $n\,(s/\varepsilon)^{2/\gamma}$. The errors of $\log s^2$ and of $\gamma$ give that of its
+logarithm.
 """
 
 from typing import TYPE_CHECKING
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import Dataset
 
+_SLOWEST = 0.3  # exponent: below, a tenth of it changes the rows by more than their own number
+
 
 class RowsFor(AbstractTable):
     """The rows for which each output has the standard error `error`, with an interval; NaN where it is not `trusted`.
 
-    `now` is how many there are, with which the standard error is `stderr`.
+    `now` is how many there are, with which the standard error is `stderr`; its
+    square falls like their power of minus `exponent`.
     """
 
     rows: Float[np.ndarray, " p"]
@@ -34,6 +38,7 @@ class RowsFor(AbstractTable):
     high: Float[np.ndarray, " p"]
     stderr: Float[np.ndarray, " p"]
     trusted: Bool[np.ndarray, " p"]
+    exponent: float
     error: float = eqx.field(static=True)
     level: float = eqx.field(static=True)
     now: int = eqx.field(static=True)
@@ -42,7 +47,7 @@ class RowsFor(AbstractTable):
     def to_dataset(self) -> "Dataset":
         """All numbers by output."""
         columns = {name: getattr(self, name) for name in ("rows", "low", "high", "stderr", "trusted")}
-        facts = {"error": self.error, "level": self.level, "rows now": self.now}
+        facts = {"error": self.error, "level": self.level, "rows now": self.now, "exponent": self.exponent}
         return dataset("output", np.arange(len(self.rows)), columns | {"reason": np.array(self.reason)}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
@@ -77,8 +82,25 @@ def rows_for(
         bars, level = prompt, prompt.level
     else:
         bars = error_bars(prompt, level=level, method=method, draws=draws, seed=seed, batch=batch, progress=progress)
-    rows = np.where(bars.trusted, bars.groups * (bars.stderr / error) ** 2, np.nan)
-    low, high = (bars.freedom / stats.chi2.ppf((1 + sign * level) / 2, bars.freedom) for sign in (1, -1))
+    slow = bars.exponent < _SLOWEST
+    why = f"the variance falls too slowly with the rows to say how many: like their power -{bars.exponent:.2f}"
+    reason = tuple(each or (why if slow else "") for each in bars.reason)
+    trusted = np.array([not each for each in reason])
+    ratio = np.log(np.where(trusted, bars.stderr, 1.0) / error)
+    power = max(bars.exponent, _SLOWEST)
+    spread = np.hypot(np.sqrt(2 / bars.freedom) / power, 2 * ratio * bars.exponent_stderr / power**2)
+    reach = stats.norm.ppf((1 + level) / 2) * spread
+    rows = np.where(trusted, bars.groups * np.exp(2 * ratio / power), np.nan)
+    low, high = rows * np.exp(-reach), rows * np.exp(reach)
     return RowsFor(
-        rows, rows * low, rows * high, bars.stderr, bars.trusted, float(error), level, bars.groups, bars.reason
+        rows=rows,
+        low=low,
+        high=high,
+        stderr=bars.stderr,
+        trusted=trusted,
+        exponent=bars.exponent,
+        error=float(error),
+        level=level,
+        now=bars.groups,
+        reason=reason,
     )

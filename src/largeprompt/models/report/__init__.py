@@ -74,6 +74,8 @@ def _page(inspection: Inspection, found: list[dict[str, Any]], title: str) -> st
     filled.filters |= {"number": _cell, "unbroken": _unbroken}
     return filled.get_template("inspection.html.jinja").render(
         title=title,
+        command="inspect",
+        sections={"summary": "Summary", "map": "Map", "one": "One head", "all": "All heads"},
         summary=inspection.summary,
         facts=_facts(inspection),
         rows=found,

@@ -1,5 +1,5 @@
 (() => {
-  const { root, all, colour, extent, logTicks, axis } = page;
+  const { all, colour, extent, logTicks, axis } = page;
   const at = (id) => document.getElementById(id);
   const { columns, labels, layers, heads, words, rows } = JSON.parse(at("data").textContent);
   const keyOf = (layer, head) => `${layer}-${head}`;
@@ -215,15 +215,7 @@
     setTimeout(() => URL.revokeObjectURL(file), 1000);
   });
 
-  const redraw = () => { drawMap(); drawHead(); };
-  page.onTheme(redraw);
-  let resizing;
-  addEventListener("resize", () => {
-    clearTimeout(resizing);
-    resizing = setTimeout(redraw, 80);
-  });
-  addEventListener("beforeprint", () => { root.classList.add("printing"); redraw(); });
-  addEventListener("afterprint", () => { root.classList.remove("printing"); redraw(); });
+  page.redrawn(() => { drawMap(); drawHead(); });
   show(0);
   arrive();
 })();

@@ -12,7 +12,8 @@ import jinja2
 def environment(package: str, html: bool) -> jinja2.Environment:
     """The templates of a package: a missing name is an error, and on HTML pages text is escaped."""
     return jinja2.Environment(
-        loader=jinja2.PackageLoader(package, ""),
+        # its own, and the frame of all pages
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name, "") for name in (package, __name__)]),
         autoescape=html,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -121,6 +121,18 @@ const page = (() => {
   system.addEventListener("change", () => { showTheme(); changed(); });
   showTheme();
 
+  // Draw again when colours, width or paper change
+  const redrawn = (draw) => {
+    changed = draw;
+    let resizing;
+    addEventListener("resize", () => {
+      clearTimeout(resizing);
+      resizing = setTimeout(draw, 80);
+    });
+    addEventListener("beforeprint", () => { root.classList.add("printing"); draw(); });
+    addEventListener("afterprint", () => { root.classList.remove("printing"); draw(); });
+  };
+
   // Where the reader is
   const links = new Map(all("nav > ul > li > a").map((link) => [link.hash.slice(1), link]));
   const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
@@ -130,5 +142,5 @@ const page = (() => {
   }), { rootMargin: "-30% 0px -60% 0px" });
   all("main > section").forEach((section) => seen.observe(section));
 
-  return { root, all, pressed, press, dark, colour, extent, logTicks, ticks, axis, layout, config, onTheme: (draw) => (changed = draw) };
+  return { root, all, pressed, press, dark, colour, extent, logTicks, ticks, axis, layout, config, redrawn, onTheme: (draw) => (changed = draw) };
 })();
