@@ -50,16 +50,13 @@ def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
     shared = library("largeprompt.models.contexts._estimators")
 
     def ours(record: Record, budget: int) -> np.ndarray:
-        gradients, others = shared.shares(budget)
-        chosen = record.pairs(gradients + others if gradients > 1 else others)
-        if gradients == 1:
-            expected, variance = 2 * record.gradients("path")[7], None
-        else:
-            first = np.concatenate([np.arange(gradients // 2), 32 + np.arange(gradients // 2)])
-            subsets = record.train[record.pairs(gradients)]
-            order = np.argsort(np.argsort(record.pairs(gradients)))
-            expected, variance = shared.expected_coefficients(subsets, record.at_subsets[first][order])
-        return evidence.combined(record.train[chosen], record.values[chosen], expected, variance).coefficients
+        points, others = shared.shares(budget)
+        chosen = record.pairs(others)
+        expected = shared.along_path(at_midpoints(record, points))
+        return evidence.combined(record.train[chosen], record.values[chosen], expected).coefficients
+
+    def at_midpoints(record: Record, points: int) -> np.ndarray:
+        return record.gradients("path")[np.round(16 * shared.midpoints(points)).astype(int) - 1]
 
     def regression(record: Record, budget: int) -> np.ndarray | None:
         chosen = record.pairs(budget)
@@ -72,9 +69,7 @@ def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
 
     def path(record: Record, budget: int) -> np.ndarray | None:
         points = max(m for m in (1, 2, 4, 8) if 3 * m <= budget)
-        at = (np.arange(points) + 0.5) / points
-        found = record.gradients("path")[np.round(16 * at).astype(int) - 1]
-        return (found / at[:, None]).mean(0)
+        return shared.along_path(at_midpoints(record, points)).sum(0)
 
     def drawn(law: str) -> Callable[[Record, int], np.ndarray | None]:
         def mean(record: Record, budget: int) -> np.ndarray | None:

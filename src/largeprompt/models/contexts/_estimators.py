@@ -19,7 +19,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 GRADIENT = 1 + BACKWARD  # forward passes that a gradient costs
 LEAST = GRADIENT  # of a budget
 
-_MOST_GRADIENTS = 8  # beyond these, ablations say more for the same passes
+_POINTS = (1, 2, 4)  # gradients; beyond these, ablations say more for the same passes
 _LEAST_WEIGHT = 1e-3
 
 
@@ -53,28 +53,29 @@ class _Run:
 
 
 def shares(budget: int) -> tuple[int, int]:
-    """How many gradients and how many ablations a budget is spent on."""
-    gradients = min(max(budget // (2 * GRADIENT), 1), _MOST_GRADIENTS)
-    if gradients > 1:
-        gradients -= gradients % 2  # a subset and its complement, so that each sentence is there in one
-    return gradients, budget - GRADIENT * gradients
+    """How many gradients along the path and how many ablations a budget is spent on."""
+    points = max(points for points in _POINTS if GRADIENT * points <= budget)
+    return points, budget - GRADIENT * points
+
+
+def midpoints(points: int) -> Float[np.ndarray, " k"]:
+    """Weights in the middle of equal pieces of [0, 1]."""
+    return (np.arange(points) + 0.5) / points
+
+
+def along_path(gradients: Float[np.ndarray, "k g"]) -> Float[np.ndarray, "k g"]:
+    r"""Parts of the midpoint rule for $\int_0^1\partial f/\partial a_i\,dt$ along equal weights $a=t(1,\dots,1)$."""
+    at = midpoints(len(gradients))
+    return gradients / (at[:, None] * len(at))
 
 
 def _auto(prompt: ContextPrompt, budget: int, rng: np.random.Generator, run: _Run) -> Fit:
-    """Gradients at random halves and their complements, ablations at other halves, and both weighed by `combined`."""
-    gradients, others = shares(budget)
-    if gradients == 1:
-        weights = np.full((1, prompt.groups), 0.5)
-        values, subsets = np.zeros(0), np.zeros((0, prompt.groups), bool)
-        found = run.slopes(weights)[1]
-        expected, variance = 2 * found[0], None
-    else:
-        subsets = paired(rng, gradients, prompt.groups)
-        values, found = run.slopes(subsets.astype(float))
-        expected, variance = expected_coefficients(subsets, found)
-    more = paired(rng, others, prompt.groups)
-    values = np.concatenate([values, run.ablations(more)]) if others else values
-    return combined(np.concatenate([subsets, more]), values, expected, variance)
+    """Gradients along the path of equal weights and ablations at random halves, weighed by `combined`."""
+    points, others = shares(budget)
+    weights = np.repeat(midpoints(points)[:, None], prompt.groups, 1)
+    expected = along_path(run.slopes(weights)[1])
+    subsets = paired(rng, others, prompt.groups)
+    return combined(subsets, run.ablations(subsets) if others else np.zeros(0), expected)
 
 
 def paired(rng: np.random.Generator, count: int, groups: int) -> Bool[np.ndarray, "n g"]:
@@ -83,23 +84,9 @@ def paired(rng: np.random.Generator, count: int, groups: int) -> Bool[np.ndarray
     return np.stack([first, ~first], 1).reshape(-1, groups)[:count]
 
 
-def expected_coefficients(
-    subsets: Bool[np.ndarray, "n g"], gradients: Float[np.ndarray, "n g"]
-) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
-    """The mean derivative of each sentence over the subsets that have it, and the variance of that mean."""
-    count = np.maximum(subsets.sum(0), 1)
-    mean = gradients.sum(0) / count
-    squares = np.where(subsets, (gradients - mean) ** 2, 0).sum(0)
-    # few draws each: sentences share what they say of the variance
-    pooled = squares.sum() / max(int((count - 1).sum()), 1)
-    return mean, (squares + pooled) / np.maximum(count - 1 + 1, 1) / count
-
-
 def _path(prompt: ContextPrompt, points: int, run: _Run) -> Fit:
     """The mean of the derivatives in the weights along equal weights from 0 to 1, by midpoints."""
-    at = (np.arange(points) + 0.5) / points
-    found = run.slopes(np.repeat(at[:, None], prompt.groups, 1))[1]
-    return _plain((found / at[:, None]).mean(0))
+    return _plain(along_path(run.slopes(np.repeat(midpoints(points)[:, None], prompt.groups, 1))[1]).sum(0))
 
 
 def _random(prompt: ContextPrompt, count: int, rng: np.random.Generator, run: _Run) -> Fit:

@@ -2,12 +2,13 @@ r"""Linear coefficients from ablations and gradients together, each trusted as f
 
 With $x_i=\pm1$ for a sentence that is there or not, values at random subsets are modelled as
 
-$$y = c + \sum_i b_i x_i + u(x) + e,\qquad b_i = \kappa m_i + \delta_i,$$
+$$y = c + \sum_i b_i x_i + u(x) + e,\qquad b_i = \sum_k\kappa_k m_{ki} + \delta_i,$$
 
-where $m$ is what gradients predict, $\kappa$ their scale (1 up to a half), $\delta_i$ what they miss, $u$ effects of
+where $m_k$ are what gradients predict, $\kappa_k$ their scales (around 1), $\delta_i$ what they miss, $u$ effects of
 pairs of sentences and $e$ noise, all Gaussian. Three variances are unknown: of $\delta$, of $u$ and of $e$. They are
-those of the largest evidence, which integrates over all else. Where values are few, $b$ stays at $\kappa m$; where they
-are many, it is the regression; where gradients predict nothing, the variance of $\delta$ is large and they are ignored.
+those of the largest evidence, which integrates over all else. Where values are few, $b$ stays at $\sum_k m_k$; where
+they are many, it is the regression; where gradients predict nothing, the variance of $\delta$ is large and they are
+ignored.
 A few sentences may be missed by far more than the others (Student's law for $\delta$, by reweighting).
 """
 
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-_SCALE_ERROR = 0.5  # standard deviation of κ
+_SCALE_ERROR = 0.7  # standard deviation of κ
 _FREEDOM = 3.0  # degrees of freedom of Student's law
 _REWEIGHTED = 3  # times
 _CONSTANT = 100.0  # variance of c over that of the values
@@ -40,13 +41,12 @@ class Fit:
 def combined(
     subsets: Bool[np.ndarray, "n g"],
     values: Float[np.ndarray, " n"],
-    expected: Float[np.ndarray, " g"] | None = None,
-    expected_variance: Float[np.ndarray, " g"] | None = None,
+    expected: Float[np.ndarray, "k g"] | None = None,
 ) -> Fit:
-    """The coefficients that values at subsets and expected coefficients give together; each may be absent."""
-    problem = _Problem.of(subsets, values, expected, expected_variance)
+    """The coefficients that values at subsets and parts of expected coefficients give together; each may be absent."""
+    problem = _Problem.of(subsets, values, expected)
     if not problem.spread:
-        return Fit(2 * problem.expected, np.full(subsets.shape[1], np.nan), float("nan"))
+        return Fit(2 * problem.expected.sum(0), np.full(subsets.shape[1], np.nan), float("nan"))
     logs = problem.starts
     for _ in range(_REWEIGHTED):
         logs = problem.best(logs)
@@ -60,19 +60,16 @@ def combined(
 class _Problem:
     signs: np.ndarray  # (n, g), ±1
     values: np.ndarray  # (n,), of mean 0
-    expected: np.ndarray  # (g,), of b
-    own_variance: np.ndarray  # (g,), of `expected`
+    expected: np.ndarray  # (k, g), parts of b
     share: np.ndarray  # (g,), of the variance of δ, for each sentence
 
     @classmethod
-    def of(cls, subsets, values, expected, expected_variance) -> "_Problem":
+    def of(cls, subsets: np.ndarray, values: np.ndarray, expected: np.ndarray | None) -> "_Problem":
         groups = subsets.shape[1]
-        zeros = np.zeros(groups)
         return cls(
             2.0 * subsets - 1,
             values - values.mean() if len(values) else values,
-            zeros if expected is None else expected / 2,
-            zeros if expected_variance is None else expected_variance / 4,
+            np.zeros((1, groups)) if expected is None else expected / 2,
             np.ones(groups),
         )
 
@@ -86,18 +83,23 @@ class _Problem:
         """Logarithms of the variances at first: of e, of δ, of u."""
         return np.log(np.array(_STARTS) * self.spread / [1, self.signs.shape[1], 1])
 
+    @property
+    def _left(self) -> np.ndarray:
+        """What the expected coefficients do not explain."""
+        return self.values - self.signs @ self.expected.sum(0)
+
     def _kernels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What the three variances multiply, and what does not depend on them."""
         n, groups = self.signs.shape
         pairs = ((self.signs @ self.signs.T) ** 2 - groups) / max(groups * (groups - 1), 1)
-        along = self.signs @ self.expected
-        fixed = _CONSTANT * self.spread * np.ones((n, n)) + _SCALE_ERROR**2 * np.outer(along, along)
-        fixed += (self.signs * self.own_variance) @ self.signs.T + 1e-9 * self.spread * np.eye(n)
+        along = self.signs @ self.expected.T
+        fixed = _CONSTANT * self.spread * np.ones((n, n)) + _SCALE_ERROR**2 * along @ along.T
+        fixed += 1e-9 * self.spread * np.eye(n)
         return np.eye(n), (self.signs * self.share) @ self.signs.T, pairs, fixed
 
     def best(self, logs: np.ndarray) -> np.ndarray:
         """The variances of the largest evidence, from those given on."""
-        kernels, starts, left = self._kernels(), self.starts, self.values - self.signs @ self.expected
+        kernels, starts, left = self._kernels(), self.starts, self._left
 
         def loss(at: np.ndarray) -> tuple[float, np.ndarray]:
             parts = [np.exp(each) * kernel for each, kernel in zip(at, kernels, strict=False)]
@@ -126,18 +128,17 @@ class _Problem:
     def coefficients(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The coefficients b and their variances, given the values."""
         factor, solved = self._solved(logs)
-        prior = np.exp(logs[1]) * self.share + self.own_variance
-        along = self.signs @ self.expected
-        reach = prior[:, None] * self.signs.T + _SCALE_ERROR**2 * np.outer(self.expected, along)
-        total = prior + _SCALE_ERROR**2 * self.expected**2
+        prior = np.exp(logs[1]) * self.share
+        reach = prior[:, None] * self.signs.T + _SCALE_ERROR**2 * self.expected.T @ (self.expected @ self.signs.T)
+        total = prior + _SCALE_ERROR**2 * (self.expected**2).sum(0)
         variance = total - np.einsum("in,ni->i", reach, cho_solve(factor, reach.T))
-        return self.expected + reach @ solved, np.maximum(variance, 0)
+        return self.expected.sum(0) + reach @ solved, np.maximum(variance, 0)
 
     def _solved(self, logs: np.ndarray) -> tuple[tuple[np.ndarray, bool], np.ndarray]:
         kernels = self._kernels()
         parts = [np.exp(each) * kernel for each, kernel in zip(logs, kernels, strict=False)]
         factor = cho_factor(sum(parts) + kernels[3], lower=True)
-        return factor, cho_solve(factor, self.values - self.signs @ self.expected)
+        return factor, cho_solve(factor, self._left)
 
     def validated(self, logs: np.ndarray, folds: int = 10) -> float:
         """The rank correlation of values with what the coefficients from other values predict, variances as found."""
