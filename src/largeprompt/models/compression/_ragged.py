@@ -1,5 +1,6 @@
 """Atoms of heads that keep different numbers of them, without gaps: the rows of one head after those of another."""
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -139,6 +140,12 @@ class RaggedTokens:
         attention = _in_parallel if queries.is_cuda and rows > _SERIAL else scaled_dot_product_attention
         found = attention(grouped, keys, values, attn_mask=bias, scale=scale)
         return found.transpose(1, 2).reshape(b, 1, H, -1)
+
+    def copied(self) -> "RaggedTokens":
+        """The same tokens, to go on from in another way."""
+        other = copy.copy(self)
+        other.change(torch.clone)
+        return other
 
     def change(self, change) -> None:
         """Change the prompts of a batch: `change` is applied to all tensors that have one row for each."""
