@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 KINDS = ("masked", "taken out")
 BUDGETS = (3, 6, 12, 24, 32, 48, 64, 96, 128, 192, 256, 300)
 DEVELOPED = ("hamlet", "macbeth", "lear", "tempest")
 HALVES = 128  # subsets of the score; those after them are drawn by coins
 OURS = "ours"
+
+
+def library(name: str) -> Any:
+    """A module on contexts."""
+    return importlib.import_module("contexts").module(f"largeprompt.models.contexts.{name}")
 
 
 class Record:
@@ -38,16 +42,12 @@ class Record:
 
     def score(self, coefficients: np.ndarray) -> float:
         """The rank correlation of predicted with actual values over halves."""
-        predicted = self.test @ coefficients
-        return float(spearmanr(predicted, self.actual).statistic) if np.ptp(predicted) > 0 else 0.0
+        return library("_evidence").rank_correlation(self.test @ coefficients, self.actual)
 
 
 def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
     """By name, coefficients from a record within a budget, or None where the budget is too small."""
-    library = importlib.import_module("contexts").module
-    evidence = library("largeprompt.models.contexts._evidence")
-    sparse = library("largeprompt.models.contexts._lasso")
-    shared = library("largeprompt.models.contexts._estimators")
+    evidence, sparse, shared = (library(name) for name in ("_evidence", "_lasso", "_estimators"))
 
     def ours(record: Record, budget: int) -> np.ndarray:
         points, others = shared.shares(budget)
