@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from context_models import chat_tokenizer, llama
 from largeprompt.models import attribute
 from largeprompt.models.contexts._ablations import ablations
-from largeprompt.models.contexts._estimators import METHODS, paired, shares
+from largeprompt.models.contexts._estimators import METHODS, designed, expected_parts, nodes, shares
 from largeprompt.models.contexts._evidence import combined
 from largeprompt.models.contexts._prompt import ContextPrompt
 from largeprompt.models.contexts._text import answer_ids, read
@@ -25,7 +25,7 @@ def drawn(seed: int, count: int, noise: float = 0.3):
     rng = np.random.default_rng(seed)
     true = rng.standard_t(3, size=GROUPS)
     pairs = np.triu(rng.normal(size=(GROUPS, GROUPS)), 1) * 0.05
-    subsets = paired(rng, count, GROUPS)
+    subsets = designed(rng, count, GROUPS)
     signs = 2.0 * subsets - 1
     values = 7 + subsets @ true + np.einsum("ni,ij,nj->n", signs, pairs, signs) + noise * rng.normal(size=count)
     return true, subsets, values, rng
@@ -111,6 +111,27 @@ def test_every_method_stays_in_its_budget(method):
     assert found.passes == 1 + costs.get(method, 12)
     assert np.isfinite(found.scores).all()
     assert np.abs(found.scores).max() > 0
+
+
+def test_subsets_come_with_their_complements_and_are_orthogonal_in_blocks():
+    found = designed(np.random.default_rng(0), 140, GROUPS)
+    np.testing.assert_array_equal(found[::2], ~found[1::2])
+    signs = 2 * found[:64].astype(int) - 1
+    np.testing.assert_array_equal(signs.T @ signs, 64 * np.eye(GROUPS))
+    np.testing.assert_array_equal(found[:30], designed(np.random.default_rng(0), 30, GROUPS))
+    assert len(np.unique(found, axis=0)) == 140
+    few = 2 * designed(np.random.default_rng(0), 23, GROUPS).astype(int) - 1
+    assert np.abs(few @ few.T - GROUPS * np.eye(23)).max() < GROUPS  # no subset twice, no complement
+    means = np.mean([designed(np.random.default_rng(seed), 1, 5)[0] for seed in range(400)], axis=0)
+    assert np.abs(means - 0.5).max() < 5 * 0.5 / 20
+
+
+def test_gradients_are_summed_by_the_midpoint_rule():
+    """For f = log(1 + e^l) the slope along l is that of a sigmoid; its integral is known."""
+    for points, low, tolerance in ((1, -4, 0.2), (2, -4, 0.06), (3, -6, 0.06)):
+        slopes = 1 / (1 + np.exp(-nodes(points)))
+        exact = np.log(2) - np.log1p(np.exp(low))
+        assert expected_parts(slopes[:, None]).sum() == pytest.approx(exact, abs=tolerance)
 
 
 def test_budgets_are_spent_in_full():
