@@ -65,7 +65,7 @@ def nodes(points: int) -> Float[np.ndarray, " k"]:
 
 
 def expected_parts(gradients: Float[np.ndarray, "k g"]) -> Float[np.ndarray, "k g"]:
-    r"""Parts of the midpoint rule for the integral of $\partial f/\partial\log a_i$ along $a=e^\ell(1,\dots,1)$ in $\ell$.
+    r"""Parts of the midpoint rule for $\int\partial f/\partial\log a_i\,d\ell$ along $a=e^\ell(1,\dots,1)$.
 
     In logarithms, since a sentence that is looked up has nearly all of its slope at small weights.
     """
