@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from .contexts import attribute as attribute
     from .influence import ErrorBars as ErrorBars
     from .influence import Influence as Influence
+    from .influence import LearningCurve as LearningCurve
     from .influence import RowsFor as RowsFor
     from .influence import WeightedPrompt as WeightedPrompt
     from .influence import error_bars as error_bars
+    from .influence import learning_curve as learning_curve
     from .influence import left_out as left_out
     from .influence import rows_for as rows_for
     from .influence import weighted as weighted
@@ -49,7 +51,8 @@ _FIRST_USE = {
     ),
     ".contexts": ("Attribution", "ContextPrompt", "attribute"),
     ".influence": (
-        *("ErrorBars", "Influence", "RowsFor", "WeightedPrompt", "error_bars", "left_out", "rows_for", "weighted"),
+        *("ErrorBars", "Influence", "LearningCurve", "RowsFor", "WeightedPrompt"),
+        *("error_bars", "learning_curve", "left_out", "rows_for", "weighted"),
     ),
     ".tables": (
         *("InfluentialRows", "Intervals", "RowsStudy", "Table", "TablePrompt", "TabPFN", "TabPFNClassifier"),

@@ -27,7 +27,7 @@ RECENT = 32  # last tokens that are kept, at most an eighth of all that are
 RIDGE = 0.1  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
 FITTED = 1024  # queries of a head of keys that a fit uses, about
-_ROUNDS = 40  # of conjugate gradients
+_ROUNDS = 16  # of conjugate gradients
 
 
 class Layer(NamedTuple):
