@@ -137,6 +137,7 @@ def test_outputs_that_are_wrong_are_refused(change, message):
     ("call", "message"),
     [
         (lambda p: influence(p, along=-1), "along is -1; it must be at least 0"),
+        (lambda p: influence(p, along=4), "along is 4, but only ratios of weights matter to this prompt"),
         (lambda p: influence(p, batch=0), "batch is 0; it must be at least 1"),
         (lambda p: left_out(p, [40]), "must be whole numbers from 0 to 39"),
         (lambda p: influence(p).named(["one"]), "there are 1 names of groups for 40 groups"),
