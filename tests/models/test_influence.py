@@ -6,6 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
+from largeprompt import models
+from largeprompt.models import influence as package
 from largeprompt.models.influence import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
@@ -93,6 +95,14 @@ def test_rows_that_are_equal_have_equal_influence_and_a_copy_halves_it():
     found, alone = influence(Mean(twice)).values, influence(Mean(rows)).values
     assert found[:, :20] == pytest.approx(found[:, 20:])
     assert found[:, :20] == pytest.approx(alone / 2)
+
+
+def test_names_are_those_of_the_package_above_too():
+    names = [name for name in dir(package) if not name.startswith("_") and name != "influence"]
+    assert {"error_bars", "ErrorBars", "weighted", "learning_curve"} < set(names)
+    for name in names:
+        assert getattr(models, name) is getattr(package, name)
+        assert name in dir(models)
 
 
 def test_the_largest_groups_come_first_in_words_and_data():
