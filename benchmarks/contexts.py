@@ -13,7 +13,7 @@ also with the sentences' scores permuted.
 
 `--prepare` writes token ids and subsets to build/contexts, for machines without the texts. A run appends one line of
 JSON for each pair, with all values and gradients, and starts no new pair after `--seconds`; `--read` makes the tables
-from such lines, on a machine without PyTorch too.
+from such lines, so that an estimator can be changed without a run.
 """
 
 import argparse
