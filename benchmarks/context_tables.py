@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 KINDS = ("masked", "taken out")
 BUDGETS = (3, 6, 12, 24, 32, 48, 64, 96, 128, 192, 256, 300)
 DEVELOPED = ("hamlet", "macbeth", "lear", "tempest")
 HALVES = 128  # subsets of the score; those after them are drawn by coins
 OURS = "ours"
+
+
+def library(name: str) -> Any:
+    """A module on contexts."""
+    return importlib.import_module("contexts").module(f"largeprompt.models.contexts.{name}")
 
 
 class Record:
@@ -24,6 +28,7 @@ class Record:
         self.values, self.actual = np.array(numbers["train"]), np.array(numbers["test"])[:HALVES]
         self.single = np.array(numbers["single"])
         self.at_subsets = np.array(numbers["gradients"]["subsets"]["gradients"])
+        self.few, self.designed = (np.array(numbers.get(name, ())) for name in ("few", "designed"))
         self.mirrored = 2 * len(self.train) // 3  # the complement of subset k is there at `mirrored + k`
 
     def gradients(self, law: str) -> np.ndarray:
@@ -36,31 +41,31 @@ class Record:
         both = np.stack([np.arange(half), self.mirrored + np.arange(half)], 1).ravel()
         return np.concatenate([both, np.arange(half, self.mirrored)])[:count]
 
+    def own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Subsets of `attribute`'s own design and their values; random pairs where these were not recorded."""
+        if not len(self.designed):
+            chosen = self.pairs(count) if count >= self.groups else np.arange(count)
+            return self.train[chosen], self.values[chosen]
+        subsets = library("_estimators").designed(np.random.default_rng(2), count, self.groups)
+        return subsets, (self.few if count < self.groups else self.designed)[:count]
+
     def score(self, coefficients: np.ndarray) -> float:
         """The rank correlation of predicted with actual values over halves."""
-        predicted = self.test @ coefficients
-        return float(spearmanr(predicted, self.actual).statistic) if np.ptp(predicted) > 0 else 0.0
+        return library("_evidence").rank_correlation(self.test @ coefficients, self.actual)
 
 
 def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
     """By name, coefficients from a record within a budget, or None where the budget is too small."""
-    library = importlib.import_module("contexts").module
-    evidence = library("largeprompt.models.contexts._evidence")
-    sparse = library("largeprompt.models.contexts._lasso")
-    shared = library("largeprompt.models.contexts._estimators")
+    evidence, sparse, shared = (library(name) for name in ("_evidence", "_lasso", "_estimators"))
 
     def ours(record: Record, budget: int) -> np.ndarray:
         points, others = shared.shares(budget)
-        chosen = record.pairs(others)
-        expected = shared.along_path(at_midpoints(record, points))
-        return evidence.combined(record.train[chosen], record.values[chosen], expected).coefficients
-
-    def at_midpoints(record: Record, points: int) -> np.ndarray:
-        return record.gradients("path")[np.round(16 * shared.midpoints(points)).astype(int) - 1]
+        at = np.round(-shared.nodes(points)).astype(int) - 1
+        expected = shared.expected_parts(record.gradients("low path")[at])
+        return evidence.combined(*record.own(others), expected).coefficients
 
     def regression(record: Record, budget: int) -> np.ndarray | None:
-        chosen = record.pairs(budget)
-        return evidence.combined(record.train[chosen], record.values[chosen]).coefficients if budget > 5 else None
+        return evidence.combined(*record.own(min(budget, 297))).coefficients if budget > 5 else None
 
     def lasso(record: Record, budget: int, penalty: float | None = None) -> np.ndarray | None:
         n = min(budget, record.mirrored)
@@ -69,7 +74,8 @@ def estimators() -> dict[str, Callable[[Record, int], np.ndarray | None]]:
 
     def path(record: Record, budget: int) -> np.ndarray | None:
         points = max(m for m in (1, 2, 4, 8) if 3 * m <= budget)
-        return shared.along_path(at_midpoints(record, points)).sum(0)
+        at = (np.arange(points) + 0.5)[:, None] / points
+        return (record.gradients("path")[np.round(16 * at[:, 0]).astype(int) - 1] / at).mean(0)
 
     def drawn(law: str) -> Callable[[Record, int], np.ndarray | None]:
         def mean(record: Record, budget: int) -> np.ndarray | None:
@@ -116,14 +122,15 @@ def scores(rows: list[dict[str, Any]], pairs: dict[str, dict[str, Any]]) -> dict
 def show(rows: list[dict[str, Any]], pairs: dict[str, dict[str, Any]]) -> None:
     """Print the score of every estimator by budget, for plays of the development and for the others."""
     for title, chosen in (
-        ("plays not used in the development", [row for row in rows if not _developed(row)]),
-        ("plays of the development", [row for row in rows if _developed(row)]),
+        ("plays not used in the development", [row for row in rows if not developed(row)]),
+        ("plays of the development", [row for row in rows if developed(row)]),
     ):
         if chosen:
             _show(f"{len(chosen)} pairs, {title}", scores(chosen, pairs))
 
 
-def _developed(row: dict[str, Any]) -> bool:
+def developed(row: dict[str, Any]) -> bool:
+    """Whether a pair, or what was recorded of it, is of a play that the method was developed on."""
     return any(f" {play} " in row["name"] for play in DEVELOPED)
 
 

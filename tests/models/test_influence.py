@@ -6,6 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
+from largeprompt import models
+from largeprompt.models import influence as package
 from largeprompt.models.influence import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
@@ -95,6 +97,14 @@ def test_rows_that_are_equal_have_equal_influence_and_a_copy_halves_it():
     assert found[:, :20] == pytest.approx(alone / 2)
 
 
+def test_names_are_those_of_the_package_above_too():
+    names = [name for name in dir(package) if not name.startswith("_") and name != "influence"]
+    assert {"error_bars", "ErrorBars", "weighted", "learning_curve"} < set(names)
+    for name in names:
+        assert getattr(models, name) is getattr(package, name)
+        assert name in dir(models)
+
+
 def test_the_largest_groups_come_first_in_words_and_data():
     found = influence(head()).named([f"row {i}" for i in range(40)], ["a", "b", "c"])
     largest = int(np.argmax(np.abs(found.values[1])))
@@ -137,6 +147,7 @@ def test_outputs_that_are_wrong_are_refused(change, message):
     ("call", "message"),
     [
         (lambda p: influence(p, along=-1), "along is -1; it must be at least 0"),
+        (lambda p: influence(p, along=4), "along is 4, but only ratios of weights matter to this prompt"),
         (lambda p: influence(p, batch=0), "batch is 0; it must be at least 1"),
         (lambda p: left_out(p, [40]), "must be whole numbers from 0 to 39"),
         (lambda p: influence(p).named(["one"]), "there are 1 names of groups for 40 groups"),

@@ -18,7 +18,7 @@ def rows(seed: int, n: int = 64, outputs: int = 6) -> np.ndarray:
 
 def test_the_rows_for_a_mean_are_its_variance_over_the_squared_error():
     x = rows(0)
-    found = rows_for(Mean(x), 0.01)
+    found = rows_for(Mean(x), 0.01, method="influence")
     assert found.rows == pytest.approx(x.var(axis=0, ddof=1) / 0.01**2, rel=1e-4)
     assert (found.low < found.rows).all()
     assert (found.rows < found.high).all()
@@ -47,10 +47,10 @@ def test_a_variance_that_does_not_fall_is_refused():
 
 
 def test_error_bars_that_are_known_serve_for_every_error():
-    bars = error_bars(Mean(rows(0)))
+    bars = error_bars(Mean(rows(0)), method="influence")
     one, other = rows_for(bars, 0.01), rows_for(bars, 0.02)
     assert one.rows == pytest.approx(4 * other.rows)
-    assert one.rows == pytest.approx(rows_for(Mean(rows(0)), 0.01).rows)
+    assert one.rows == pytest.approx(rows_for(Mean(rows(0)), 0.01, method="influence").rows)
     assert "rows now: 64" in repr(one)
     assert one.plot().get_yscale() == "log"
     assert_refused(lambda: rows_for(bars, 0.01, level=0.5), "level: error bars that are known take no options")

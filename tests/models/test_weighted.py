@@ -214,6 +214,13 @@ def test_a_block_without_a_call_of_that_length_is_an_error():
         Head()(draw(1, 5, WIDTH), draw(1, 7, WIDTH))
 
 
+def test_a_model_that_computes_its_attention_itself_is_refused_with_what_would_do():
+    model = bert()
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match='attn_implementation="sdpa"'), weighted(torch.zeros(7)):
+        model(torch.arange(7)[None])
+
+
 @pytest.mark.parametrize(
     ("log_weights", "message"),
     [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from largeprompt import _checks as checks
 from largeprompt._progress import Progress
@@ -53,7 +54,7 @@ def attribute(
     if tokenizer is None:
         raise ValueError("there is no tokenizer; a context is read as text")
     text = answered(model, tokenizer, read(tokenizer, context, question, unit, plain), answer)
-    prompt = ContextPrompt(model, text.ids, text.group, text.answer, kind)
+    prompt = ContextPrompt(model, torch.as_tensor(text.ids), torch.as_tensor(text.group), text.answer, kind)
     with (progress or Progress()).task("attributing", budget + 1) as advance:
         (whole,) = ablations(prompt, np.ones((1, prompt.groups), bool), advance=advance)
         found = estimate(prompt, method, budget, seed=seed, batch=batch, advance=advance)

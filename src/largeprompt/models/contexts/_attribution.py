@@ -60,11 +60,12 @@ class Attribution(AbstractTable):
         first = int(self.top(1)[0])
         carried = np.maximum(self.scores, 0)
         half = int(np.searchsorted(np.cumsum(np.sort(carried)[::-1]), carried.sum() / 2)) + 1
+        verb = "carries" if half == 1 else "carry"
         found = [
             f"The answer has the log-probability {self.log_probability:.4g} nats.",
             f"{self.unit.removesuffix('s').capitalize()} {first + 1} of {len(self.parts)} carries most: "
             f"without it {self.left_out[first]:+.3g} nats.",
-            f"{half} of {len(self.parts)} {self.unit} carry half of all that speaks for the answer.",
+            f"{half} of {len(self.parts)} {self.unit} {verb} half of all that speaks for it.",
         ]
         if not np.isnan(self.fit):
             found.append(f"Scores rank ablations that the fit has not seen with a correlation of {self.fit:.2f}.")

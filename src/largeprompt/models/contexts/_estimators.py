@@ -19,7 +19,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 GRADIENT = 1 + BACKWARD  # forward passes that a gradient costs
 LEAST = GRADIENT  # of a budget
 
-_POINTS = (1, 2, 4)  # gradients; beyond these, ablations say more for the same passes
+# gradients, and how far down the logarithm of the weight goes; beyond three, ablations say more for the same passes
+_REACH = {1: 4.0, 2: 4.0, 3: 6.0}
 _LEAST_WEIGHT = 1e-3
 
 
@@ -53,40 +54,54 @@ class _Run:
 
 
 def shares(budget: int) -> tuple[int, int]:
-    """How many gradients along the path and how many ablations a budget is spent on."""
-    points = max(points for points in _POINTS if GRADIENT * points <= budget)
+    """How many gradients and how many ablations a budget is spent on."""
+    points = max(points for points in _REACH if GRADIENT * points <= budget)
     return points, budget - GRADIENT * points
 
 
-def midpoints(points: int) -> Float[np.ndarray, " k"]:
-    """Weights in the middle of equal pieces of [0, 1]."""
-    return (np.arange(points) + 0.5) / points
+def nodes(points: int) -> Float[np.ndarray, " k"]:
+    """Logarithms of equal weights in the middle of equal pieces, from 0 down."""
+    return -_REACH[points] * (np.arange(points) + 0.5) / points
 
 
-def along_path(gradients: Float[np.ndarray, "k g"]) -> Float[np.ndarray, "k g"]:
-    r"""Parts of the midpoint rule for $\int_0^1\partial f/\partial a_i\,dt$ along equal weights $a=t(1,\dots,1)$."""
-    at = midpoints(len(gradients))
-    return gradients / (at[:, None] * len(at))
+def expected_parts(gradients: Float[np.ndarray, "k g"]) -> Float[np.ndarray, "k g"]:
+    r"""Parts of the midpoint rule for $\int\partial f/\partial\log a_i\,d\ell$ along $a=e^\ell(1,\dots,1)$.
+
+    In logarithms, since a sentence that is looked up has nearly all of its slope at small weights.
+    """
+    return gradients * (_REACH[len(gradients)] / len(gradients))
 
 
 def _auto(prompt: ContextPrompt, budget: int, rng: np.random.Generator, run: _Run) -> Fit:
     """Gradients along the path of equal weights and ablations at random halves, weighed by `combined`."""
     points, others = shares(budget)
-    weights = np.repeat(midpoints(points)[:, None], prompt.groups, 1)
-    expected = along_path(run.slopes(weights)[1])
-    subsets = paired(rng, others, prompt.groups)
+    weights = np.repeat(np.exp(nodes(points))[:, None], prompt.groups, 1)
+    expected = expected_parts(run.slopes(weights)[1])
+    subsets = designed(rng, others, prompt.groups)
     return combined(subsets, run.ablations(subsets) if others else np.zeros(0), expected)
 
 
-def paired(rng: np.random.Generator, count: int, groups: int) -> Bool[np.ndarray, "n g"]:
-    """Random subsets, each followed by its complement: their difference has no part of even order."""
-    first = rng.random((-(-count // 2), groups)) < 0.5
-    return np.stack([first, ~first], 1).reshape(-1, groups)[:count]
+def designed(rng: np.random.Generator, count: int, groups: int) -> Bool[np.ndarray, "n g"]:
+    """Random halves that say most of main effects, in blocks, the first of which are those of a smaller count.
+
+    In a whole block each sentence is there in half of the subsets and each pair of sentences in a quarter, exactly:
+    columns of a Hadamard matrix, drawn and flipped at random. Unless there are fewer subsets than sentences, each is
+    followed by its complement: differences of the two have no part of even order.
+    """
+    order = 1 << groups.bit_length()  # the least power of 2 above the number of sentences
+    blocks, paired = [np.zeros((0, groups), bool)], count >= groups
+    while sum(map(len, blocks)) < count:
+        rows, columns = rng.permutation(order), rng.permutation(order - 1)[:groups] + 1
+        odd = np.bitwise_count(rows[:, None] & columns).astype(int) % 2
+        first = (odd + rng.integers(2, size=groups)) % 2 == 1
+        blocks.append(np.stack([first, ~first], 1).reshape(-1, groups) if paired else first)
+    return np.concatenate(blocks)[:count]
 
 
 def _path(prompt: ContextPrompt, points: int, run: _Run) -> Fit:
     """The mean of the derivatives in the weights along equal weights from 0 to 1, by midpoints."""
-    return _plain(along_path(run.slopes(np.repeat(midpoints(points)[:, None], prompt.groups, 1))[1]).sum(0))
+    at = (np.arange(points) + 0.5)[:, None] / points
+    return _plain((run.slopes(np.repeat(at, prompt.groups, 1))[1] / at).mean(0))
 
 
 def _random(prompt: ContextPrompt, count: int, rng: np.random.Generator, run: _Run) -> Fit:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 _SHOWN = 10  # groups that are printed and drawn
+_ROUNDING = 1e-4  # of sums of derivatives that are 0
 
 
 class Influence(AbstractTable):
@@ -115,15 +116,13 @@ def influence(
     """
     n, along = groups_of(prompt, at_least=1), checks.count("along", along, at_least=0)
     batch = checks.count("batch", batch)
-    times = np.array([1.0]) if along == 0 else (np.arange(along) + 0.5) / along
-    points = np.concatenate([np.ones((1, n)), *([] if along == 0 else [times[:, None] * np.ones((1, n))])])
-    with task(progress, "influence", len(points)) as advance:
-        if along == 0:
-            outputs, slopes = gradients_at(prompt, points, batch, advance)
-        else:
-            outputs = outputs_at(prompt, points[:1], batch, advance)
-            slopes = gradients_at(prompt, points[1:], batch, advance)[1]
-    return Influence(outputs[0], np.mean(slopes / times[:, None, None], axis=0), along)
+    times = (np.arange(along) + 0.5) / along if along else np.ones(1)
+    with task(progress, "influence", len(times)) as advance:
+        outputs, slopes = gradients_at(prompt, times[:, None] * np.ones(n), batch, advance)
+        estimate = outputs_at(prompt, np.ones((1, n)), batch)[0] if along else outputs[0]
+    if along and np.all(np.abs(slopes.sum(axis=2)) <= _ROUNDING * np.abs(slopes).sum(axis=2)):
+        raise ValueError(f"along is {along}, but only ratios of weights matter to this prompt; it must be 0")
+    return Influence(estimate, np.mean(slopes / times[:, None, None], axis=0), along)
 
 
 def left_out(

@@ -17,7 +17,7 @@ from jaxtyping import Float
 _PARTS = (2, 4)
 _EXPECTED, _SPREAD = 0.25, 0.5  # what was seen on networks that learn in context: exponents from -0.3 to 0.5
 _REFITS = 100
-_SHARPEST = 0.25  # error of a mean logarithm: above, an agreement says nothing
+_SHARPEST = 0.12  # error of a mean logarithm: above, an agreement says little
 
 
 def counts(rng: np.random.Generator, draws: int, n: int) -> Float[np.ndarray, "r n"]:
