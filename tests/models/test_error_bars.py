@@ -16,14 +16,7 @@ from significance import assert_close_in_sigmas, assert_mean_is
 from weighted_prompts import Growing, Mean, Ratio, SoftmaxHead, network
 
 mpl.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows(seed: int, n: int = 60, outputs: int = 6) -> np.ndarray:

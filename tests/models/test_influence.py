@@ -10,14 +10,7 @@ from largeprompt.models.influence import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
 mpl.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def head(n: int = 40) -> SoftmaxHead:

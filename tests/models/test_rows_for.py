@@ -53,6 +53,7 @@ def test_error_bars_that_are_known_serve_for_every_error():
     assert one.rows == pytest.approx(rows_for(Mean(rows(0)), 0.01).rows)
     assert "rows now: 64" in repr(one)
     assert one.plot().get_yscale() == "log"
+    assert_refused(lambda: rows_for(bars, 0.01, level=0.5), "level: error bars that are known take no options")
 
 
 @pytest.mark.parametrize("error", [0.0, -1.0, float("nan"), float("inf")])

@@ -13,6 +13,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from largeprompt.models.influence import weighted
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COUNTS = torch.tensor([1, 3, 2, 1, 0, 4, 1])
 OTHER_COUNTS = torch.tensor([2, 1, 1, 5, 1, 0, 1])
 HEADS, WIDTH = 2, 16
@@ -28,14 +30,6 @@ def repeated(x: Tensor, counts: Tensor, dim: int) -> Tensor:
 
 def weights(counts: Tensor) -> Tensor:
     return counts.float().log()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Head(nn.Module):

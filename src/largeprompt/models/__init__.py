@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from .compression._press import MeasurePress as MeasurePress
     from .influence import ErrorBars as ErrorBars
     from .influence import Influence as Influence
+    from .influence import LearningCurve as LearningCurve
     from .influence import RowsFor as RowsFor
     from .influence import WeightedPrompt as WeightedPrompt
     from .influence import error_bars as error_bars
+    from .influence import learning_curve as learning_curve
     from .influence import left_out as left_out
     from .influence import rows_for as rows_for
     from .influence import weighted as weighted
@@ -40,19 +42,17 @@ if TYPE_CHECKING:
     from .tables import read_table as read_table
     from .tables import study_rows as study_rows
 
-_FIRST_USE = {
-    ".compression": (
-        *("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect"),
-    ),
-    ".influence": (
-        *("ErrorBars", "Influence", "RowsFor", "WeightedPrompt", "error_bars", "left_out", "rows_for", "weighted"),
-    ),
-    ".tables": (
-        *("InfluentialRows", "Intervals", "RowsStudy", "Table", "TablePrompt", "TabPFN", "TabPFNClassifier"),
-        *("read_table", "study_rows"),
-    ),
-}
-_HOMES = {name: home for home, names in _FIRST_USE.items() for name in names}
+_COMPRESSION = ("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect")
+_INFLUENCE = (
+    *("ErrorBars", "Influence", "LearningCurve", "RowsFor", "WeightedPrompt"),
+    *("error_bars", "learning_curve", "left_out", "rows_for", "weighted"),
+)
+_TABLES = (
+    *("InfluentialRows", "Intervals", "RowsStudy", "Table", "TablePrompt", "TabPFN", "TabPFNClassifier"),
+    *("read_table", "study_rows"),
+)
+_HOMES = dict.fromkeys(_COMPRESSION, ".compression") | dict.fromkeys(_INFLUENCE, ".influence")
+_HOMES |= dict.fromkeys(_TABLES, ".tables")
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of these

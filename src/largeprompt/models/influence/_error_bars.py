@@ -5,8 +5,9 @@ Networks that learn in context are far from linear in the weights; for them the 
 of the prompt.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import equinox as eqx
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Method = Literal["auto", "partitions", "bootstrap", "influence"]
 _FEWEST = 8  # groups, so that quarters have two
+_USUAL_FREEDOM = 20  # of variances over groups, where nothing says how evenly these carry them
 
 
 class ErrorBars(AbstractTable):
@@ -59,42 +61,62 @@ class ErrorBars(AbstractTable):
 
     def transformed(self, f: Callable[[np.ndarray], np.ndarray]) -> "ErrorBars":
         """Error bars of a monotone function of each output, such as a sigmoid: its values at both ends."""
-        estimate, one, other, draws = (np.asarray(f(x), dtype=float) for x in self._ends)
-        if not all(x.shape == y.shape for x, y in zip((estimate, draws), (self.estimate, self.draws), strict=True)):
+        every = (self.estimate, self.low, self.high, self.draws)
+        estimate, one, other, draws = (np.asarray(f(x), dtype=float) for x in every)
+        if (estimate.shape, draws.shape) != (self.estimate.shape, self.draws.shape):
             raise ValueError(
                 f"f gives shape {estimate.shape} for outputs ({len(self.estimate)},); give one number for each"
             )
-        return self._with(estimate, np.minimum(one, other), np.maximum(one, other), draws)
+        ends = np.minimum(one, other), np.maximum(one, other)
+        return self._changed(estimate, ends, draws, trusted=self.trusted, freedom=self.freedom, reason=self.reason)
 
     def mapped(self, f: Callable[[np.ndarray], np.ndarray]) -> "ErrorBars":
-        """Error bars of functions of all outputs, such as a softmax: quantiles of f over draws, one draw at a time."""
+        """Error bars of functions of all outputs, such as a softmax: quantiles of f over draws, one draw at a time.
+
+        Draws are stretched as Student's quantiles are over normal ones. What is made of an output that is not trusted
+        is not trusted.
+        """
+        upper = (1 + self.level) / 2
+        stretch = stats.t.ppf(upper, self.freedom) / stats.norm.ppf(upper)
         estimate = np.asarray(f(self.estimate), dtype=float)
         draws = np.stack([np.asarray(f(each), dtype=float) for each in self.draws])
         if estimate.ndim != 1 or draws.shape[1:] != estimate.shape:
             raise ValueError(f"f gives shape {estimate.shape} for one draw ({len(self.estimate)},); give a vector")
-        low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2], axis=0)
-        return self._with(estimate, np.minimum(low, estimate), np.maximum(high, estimate), draws)
+        stretched = np.stack([f(self.estimate + stretch * (each - self.estimate)) for each in self.draws])
+        low, high = np.quantile(stretched, [1 - upper, upper], axis=0)
+        ends, worst = (np.minimum(low, estimate), np.maximum(high, estimate)), max(self.reason, key=len)
+        return self._changed(
+            estimate,
+            ends,
+            draws,
+            trusted=np.full(len(estimate), not worst),
+            freedom=np.full(len(estimate), self.freedom.min()),
+            reason=(worst,) * len(estimate),
+        )
 
-    @property
-    def _ends(self) -> tuple[np.ndarray, ...]:
-        return self.estimate, self.low, self.high, self.draws
-
-    def _with(self, estimate: np.ndarray, low: np.ndarray, high: np.ndarray, draws: np.ndarray) -> "ErrorBars":
-        same = len(estimate) == len(self.trusted)
-        trusted = self.trusted if same else np.full(len(estimate), bool(self.trusted.all()))
-        worst = next((reason for reason in self.reason if reason), "")
-        reason = self.reason if same else (worst,) * len(estimate)
-        stderr, bias = draws.std(axis=0, ddof=1), np.zeros(len(estimate))
-        facts = (self.exponent, self.exponent_stderr, self.level, self.method, self.groups, reason, {})
-        freedom = self.freedom if same else np.full(len(estimate), self.freedom.min())
-        return ErrorBars(estimate, stderr, low, high, bias, trusted, freedom, draws, *facts)
+    def _changed(
+        self, estimate: np.ndarray, ends: tuple[np.ndarray, np.ndarray], draws: np.ndarray, **others: Any
+    ) -> "ErrorBars":
+        """The same error bars for other outputs; a bias of these is not known."""
+        return dataclasses.replace(
+            self,
+            estimate=estimate,
+            stderr=draws.std(axis=0, ddof=1),
+            low=ends[0],
+            high=ends[1],
+            bias=np.zeros(len(estimate)),
+            draws=draws,
+            stderr_by={},
+            **others,
+        )
 
     def to_dataset(self) -> "Dataset":
         """All numbers by output."""
         columns = {name: getattr(self, name) for name in ("estimate", "stderr", "low", "high", "bias", "trusted")}
         columns |= {f"stderr_by_{name}": value for name, value in self.stderr_by.items()}
         facts = {name: getattr(self, name) for name in ("method", "level", "groups", "exponent")}
-        return dataset("output", np.arange(len(self.estimate)), columns | {"reason": np.array(self.reason)}, facts)
+        reason = np.array(self.reason) if any(self.reason) else None
+        return dataset("output", np.arange(len(self.estimate)), columns | {"reason": reason}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the outputs with their intervals, those that are not trusted in another colour."""
@@ -141,7 +163,7 @@ def error_bars(
                 outputs_at(prompt, weights.reshape(-1, n), batch, advance).reshape(*weights.shape[:2], -1)
                 for weights in partitions(rng, draws, n)
             ]
-            laws["partitions"] = variance_law(rng, found, estimate)
+            laws["partitions"] = variance_law(rng, found, estimate, n)
         if method == "bootstrap":
             laws[method] = _bootstrap_law(outputs_at(prompt, counts(rng, draws, n), batch, advance), estimate, n)
         if with_slopes:
@@ -149,8 +171,9 @@ def error_bars(
             advance(len(estimate))
             centred = np.sqrt(n / (n - 1)) * (slopes - slopes.mean(axis=1, keepdims=True))
             laws["influence"] = _influence_law(rng, centred, draws)
-    if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance):
-        laws = {name: laws[name] for name in ("influence", "partitions")}
+    if method == "auto" and with_slopes and agrees(rng, found, laws["influence"].variance, n):
+        law = laws["influence"]._replace(bias=laws["partitions"].bias)
+        laws = {"influence": law, "partitions": laws["partitions"]}
     return _bars(estimate, laws, centred, float(level), n)
 
 
@@ -197,8 +220,10 @@ def _influence_law(rng: np.random.Generator, centred: np.ndarray, draws: int) ->
 
 def _freedom(centred: np.ndarray | None, n: int, of_draws: float, outputs: int) -> np.ndarray:
     """Degrees of freedom of the variance: twice the inverse of its relative variance, over draws and over groups."""
-    of_groups = np.full(outputs, 1 / (n - 1))
-    if centred is not None:
+    if centred is None:
+        of_groups = np.full(outputs, 1 / min(n - 1, _USUAL_FREEDOM))
+    else:
+        of_groups = np.full(outputs, 1 / (n - 1))
         squares = np.sum(centred**2, axis=1)
         spread = np.sum(centred**4, axis=1) / np.where(squares > 0, squares, 1.0) ** 2 - 1 / n
         of_groups = np.maximum(of_groups, spread / 2)

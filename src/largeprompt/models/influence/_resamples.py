@@ -59,7 +59,7 @@ class VarianceLaw(NamedTuple):
 
 
 def variance_law(
-    rng: np.random.Generator, outputs: list[Float[np.ndarray, "r K p"]], estimate: Float[np.ndarray, " p"]
+    rng: np.random.Generator, outputs: list[Float[np.ndarray, "r K p"]], estimate: Float[np.ndarray, " p"], n: int
 ) -> VarianceLaw:
     """The law of the variance from outputs on the parts of partitions; one exponent for all outputs.
 
@@ -67,11 +67,14 @@ def variance_law(
     """
     variances = [np.var(each, axis=1, ddof=1) for each in outputs]
     moving = np.all([each.mean(axis=0) > 0 for each in variances], axis=0)
-    seen, error = _with_error(rng, [each[:, moving] for each in variances], lambda means: np.log2(means[1] / means[0]))
+    shares = [(n // each.shape[1]) / n for each in outputs]
+    base = math.log(shares[0] / shares[1])
+    moved = [each[:, moving] for each in variances]
+    seen, error = _with_error(rng, moved, lambda means: np.log(means[1] / means[0]) / base)
     known, prior = 1 / max(error**2, 1e-6), 1 / _SPREAD**2
     exponent = (known * seen + prior * _EXPECTED) / (known + prior)
     degrees = [each.shape[0] * (each.shape[1] - 1) for each in outputs]
-    whole = [v.mean(axis=0) * float(k) ** -exponent for v, k in zip(variances, _PARTS, strict=True)]
+    whole = [v.mean(axis=0) * share**exponent for v, share in zip(variances, shares, strict=True)]
     variance = np.average(whole, axis=0, weights=degrees)
     like = []
     for each, own in zip(outputs, variances, strict=True):
@@ -83,7 +86,7 @@ def variance_law(
 
 
 def agrees(
-    rng: np.random.Generator, outputs: list[Float[np.ndarray, "r K p"]], variance: Float[np.ndarray, " p"]
+    rng: np.random.Generator, outputs: list[Float[np.ndarray, "r K p"]], variance: Float[np.ndarray, " p"], n: int
 ) -> bool:
     """Whether the variances on halves and quarters are two and four times that of the whole, as to first order.
 
@@ -91,8 +94,8 @@ def agrees(
     """
     able = variance > 0
     for each in outputs:
-        ratios = np.var(each[..., able], axis=1, ddof=1) / (each.shape[1] * variance[able])
-        seen, error = _with_error(rng, [ratios], lambda means: np.log(_positive(means[0])))
+        ratios = np.var(each[..., able], axis=1, ddof=1) * (n // each.shape[1]) / (n * variance[able])
+        seen, error = _with_error(rng, [ratios], lambda means: np.log(means[0]))
         if not able.any() or error > _SHARPEST or abs(seen) > 2 * error:
             return False
     return True
@@ -106,8 +109,12 @@ def _with_error(
     """A function of mean variances, averaged over outputs, with its standard error over partitions drawn again."""
     if not variances[0].shape[1]:
         return 0.0, math.inf
-    drawn = [[each[rng.integers(0, len(each), len(each))].mean(axis=0) for each in variances] for _ in range(_REFITS)]
-    seen = float(np.mean(of_means([each.mean(axis=0) for each in variances])))
+    least = np.finfo(float).tiny  # few partitions may happen to show no variance; then nothing is known
+    drawn = [
+        [np.maximum(each[rng.integers(0, len(each), len(each))].mean(axis=0), least) for each in variances]
+        for _ in range(_REFITS)
+    ]
+    seen = float(np.mean(of_means([np.maximum(each.mean(axis=0), least) for each in variances])))
     return seen, float(np.std([np.mean(of_means(means)) for means in drawn]))
 
 

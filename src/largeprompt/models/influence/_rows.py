@@ -5,7 +5,7 @@ error $\varepsilon$ needs $n\,(s/\varepsilon)^{2/\gamma}$. The errors of $\log s
 logarithm.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import numpy as np
@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 from largeprompt._display import AbstractTable, axes, dataset
-from largeprompt._progress import Progress
 from largeprompt.paper.chart import BLUE
 
-from ._error_bars import ErrorBars, Method, error_bars
+from ._error_bars import ErrorBars, error_bars
 from ._weighted import WeightedPrompt
 
 if TYPE_CHECKING:
@@ -48,7 +47,8 @@ class RowsFor(AbstractTable):
         """All numbers by output."""
         columns = {name: getattr(self, name) for name in ("rows", "low", "high", "stderr", "trusted")}
         facts = {"error": self.error, "level": self.level, "rows now": self.now, "exponent": self.exponent}
-        return dataset("output", np.arange(len(self.rows)), columns | {"reason": np.array(self.reason)}, facts)
+        reason = np.array(self.reason) if any(self.reason) else None
+        return dataset("output", np.arange(len(self.rows)), columns | {"reason": reason}, facts)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the rows with their intervals, and a line at those at hand."""
@@ -61,27 +61,16 @@ class RowsFor(AbstractTable):
         return ax
 
 
-def rows_for(
-    prompt: WeightedPrompt | ErrorBars,
-    error: float,
-    *,
-    level: float = 0.9,
-    method: Method = "auto",
-    draws: int = 100,
-    seed: int = 0,
-    batch: int = 16,
-    progress: Progress | None = None,
-) -> RowsFor:
+def rows_for(prompt: WeightedPrompt | ErrorBars, error: float, **options: Any) -> RowsFor:
     """How many rows (groups drawn independently) each output needs for the standard error `error`.
 
-    It takes a prompt, or error bars that are known already.
+    It takes a prompt, with the options of `error_bars`, or error bars that are known already.
     """
     if not 0 < error < np.inf:
         raise ValueError(f"error is {error:g}; it must be a positive number, in the unit of the outputs")
-    if isinstance(prompt, ErrorBars):
-        bars, level = prompt, prompt.level
-    else:
-        bars = error_bars(prompt, level=level, method=method, draws=draws, seed=seed, batch=batch, progress=progress)
+    if isinstance(prompt, ErrorBars) and options:
+        raise ValueError(f"{', '.join(options)}: error bars that are known take no options; give the prompt itself")
+    bars = prompt if isinstance(prompt, ErrorBars) else error_bars(prompt, **options)
     slow = bars.exponent < _SLOWEST
     why = f"the variance falls too slowly with the rows to say how many: like their power -{bars.exponent:.2f}"
     reason = tuple(each or (why if slow else "") for each in bars.reason)
@@ -89,7 +78,7 @@ def rows_for(
     ratio = np.log(np.where(trusted, bars.stderr, 1.0) / error)
     power = max(bars.exponent, _SLOWEST)
     spread = np.hypot(np.sqrt(2 / bars.freedom) / power, 2 * ratio * bars.exponent_stderr / power**2)
-    reach = stats.norm.ppf((1 + level) / 2) * spread
+    reach = stats.norm.ppf((1 + bars.level) / 2) * spread
     rows = np.where(trusted, bars.groups * np.exp(2 * ratio / power), np.nan)
     low, high = rows * np.exp(-reach), rows * np.exp(reach)
     return RowsFor(
@@ -100,7 +89,7 @@ def rows_for(
         trusted=trusted,
         exponent=bars.exponent,
         error=float(error),
-        level=level,
+        level=bars.level,
         now=bars.groups,
         reason=reason,
     )

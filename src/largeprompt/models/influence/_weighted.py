@@ -105,7 +105,7 @@ class _Calls(TorchFunctionMode):
         if asked and not self._inside:
             self.seen += 1
             prompts = query.shape[1] if query.ndim == 3 else 1
-            added = self._for_prompts(prompts).clamp_min(_NOTHING)[:, None, None].to(query.dtype)
+            added = self._for_prompts(prompts).clamp_min(_NOTHING)[:, None, None].to(query)
             added = added.expand(prompts, heads, query.shape[0], key.shape[0]).flatten(0, 1)
             mask, padding = options.get("attn_mask"), options.get("key_padding_mask")
             if mask is not None:
@@ -138,7 +138,7 @@ class _Calls(TorchFunctionMode):
         self.seen += 1
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         added = self._for_prompts(key.shape[0] if key.ndim > 2 else 1) / scale
-        added = added.clamp_min(_NOTHING).to(key.dtype)
+        added = added.clamp_min(_NOTHING).to(key)
         added = added.reshape(len(added), *[1] * (key.ndim - 3), key.shape[-2]) if key.ndim > 2 else added[0]
         width = -(-max(key.shape[-1] + 1, value.shape[-1]) // 8) * 8  # one for all three: kernels take it for granted
         longer, keys, values = (functional.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
