@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from largeprompt.models.influence import error_bars, influence, left_out, weighted
-from models import HERE, TabPFN, fetched
+from largeprompt.models.tables import TabPFN
+from models import HERE, fetched
 
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 QUERIES = 24
@@ -57,19 +58,13 @@ class Rows:
         return self._logits(rows, labels, log_weights)
 
     def _logits(self, rows: Tensor, labels: Tensor, log_weights: Tensor) -> Tensor:
-        network, n = self.network, rows.shape[1]
         weights = log_weights.softmax(dim=1)[..., None]
         mean = (weights * rows).sum(dim=1, keepdim=True)
         scale = ((weights * (rows - mean) ** 2).sum(dim=1, keepdim=True) + 1e-8).sqrt()
         x = (torch.cat([rows, self.queries.expand(len(rows), -1, -1)], dim=1) - mean) / scale
-        x = network.encoder(functional.pad(x, (0, 100 - x.shape[-1])) * (100 / x.shape[-1]))
-        x = torch.cat([x[:, :n] + network.y_encoder(labels[..., None]), x[:, n:]], dim=1).transpose(0, 1)
         with weighted(log_weights):
-            for layer in network.layers:
-                attended = layer.self_attn(x, x[:n], x[:n], need_weights=False)[0]  # pyright: ignore
-                x = layer.norm1(x + attended)  # pyright: ignore
-                x = layer.norm2(x + layer.linear2(functional.gelu(layer.linear1(x))))  # pyright: ignore
-        logits = network.decoder(x[n:]).transpose(0, 1)[..., : int(self.of.max()) + 1]
+            logits = self.network(functional.pad(x, (0, 100 - x.shape[-1])) * (100 / x.shape[-1]), labels)
+        logits = logits[..., : int(self.of.max()) + 1]
         chosen = torch.take_along_dim(logits, self.of.expand(len(logits), -1)[..., None], dim=2)[..., 0]
         return chosen - logits.mean(dim=2)
 
@@ -183,7 +178,7 @@ def main() -> None:
     parser.add_argument("--jackknife", type=int, default=4)
     parser.add_argument("--variances", action="store_true")
     options = parser.parse_args()
-    network = TabPFN(fetched("pfns==0.3.0")).eval().requires_grad_(False)
+    network = TabPFN.load(fetched("pfns==0.3.0"))
     for name in options.table:
         measure(network, name, options)
 
