@@ -50,8 +50,9 @@ def test_losses_and_errors_are_those_of_the_cache(model, ids):
     assert found.loss_change_stderr == pytest.approx(np.std(change) / 19**0.5, rel=1e-2)
     assert np.abs(change).mean() > 1e-4  # else nothing is seen of the compression
     np.testing.assert_allclose(found.errors, errors, rtol=1e-4)
-    assert found.atoms.sum() == 24
-    assert found.memory_share == (2 * 12 * 2 * 18) / (2 * 60 * 2 * 16)
+    assert found.atoms.shape == (2, 2)
+    assert found.atoms.sum() == 2 * 2 * 12
+    assert found.memory_share == (2 * 2 * 12 * 19) / (2 * 60 * 2 * 16)
 
 
 def test_the_model_is_left_as_it_was(model, ids):
@@ -74,13 +75,13 @@ def test_it_shows_as_sentences_a_table_and_a_picture(model, ids):
     assert page is not None
     assert "<th>largest_error</th>" in page
     data = found.to_dataset()
-    assert dict(data.sizes) == {"layer": 2, "head": 6}
+    assert dict(data.sizes) == {"layer": 2, "head": 6, "key_head": 2}
     np.testing.assert_array_equal(data["largest_error"], found.errors.max(axis=1))
     assert data.attrs["loss_change"] == found.loss_after - found.loss_before
     with matplotlib.rc_context({"backend": "agg"}):
         ax = found.plot()
     kept, error = ax.get_lines()
-    np.testing.assert_allclose(np.asarray(kept.get_ydata()), found.atoms / 60)
+    np.testing.assert_allclose(np.asarray(kept.get_ydata()), found.atoms.mean(axis=1) / 60)
     np.testing.assert_allclose(np.asarray(error.get_ydata()), np.median(found.errors, axis=1))
     assert ax.get_xlabel() == "layer"
 

@@ -40,9 +40,10 @@ def compress(
     writable_folder(out, "--out", files=FILES)
     found = _effect(model, text, length, continuation, goal)
     data = found.to_dataset().assign_attrs(model=f"{name_of(model)} ({found.model})", text=text.name)
-    numbers = records(data.drop_vars("errors"))
-    for row, errors in zip(numbers["rows"], found.errors, strict=True):
-        row["errors"] = errors.tolist()
+    by_head = {"errors": found.errors, "atoms_of_head": found.atoms}
+    numbers = records(data.drop_vars(list(by_head)))
+    for i, row in enumerate(numbers["rows"]):
+        row |= {name: values[i].tolist() for name, values in by_head.items()}
     with interrupts.raised():
         files = _write(out, found, numbers)
     print_result(as_json, numbers, _lines(found), files)

@@ -348,12 +348,13 @@ def inspection_table(data: xr.Dataset) -> Table:
 def compression_table(data: xr.Dataset) -> Table:
     """A line for each layer that is compressed: tokens kept, and the predicted relative errors of its heads."""
     length = data.attrs["length"]
-    columns = (data[name].values for name in ("layer", "atoms", "median_error", "largest_error"))
+    columns = (data[name].values for name in ("layer", "atoms", "atoms_of_head", "median_error", "largest_error"))
     rows = (
-        [str(layer), f"{atoms:,}", f"{100 * atoms / length:.1f} %", f"{median:.2g}", f"{largest:.2g}"]
-        for layer, atoms, median, largest in zip(*columns, strict=True)
+        [str(layer), f"{atoms:,.1f}", f"{heads.min():,.0f} – {heads.max():,.0f}", f"{100 * atoms / length:.1f} %"]
+        + [f"{median:.2g}", f"{largest:.2g}"]
+        for layer, atoms, heads, median, largest in zip(*columns, strict=True)
     )
-    headings = ("layer", f"kept of {length:,}", "share", "median error", "largest error")
+    headings = ("layer", f"kept of {length:,}", "by head", "share", "median error", "largest error")
     return _table("Tokens kept, and predicted relative errors of heads", headings, rows)
 
 
