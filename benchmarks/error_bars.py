@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from largeprompt.models.influence import error_bars, influence, left_out, weighted
+from largeprompt.models.sensitivity import error_bars, influence, left_out, weighted
 from largeprompt.models.tables import TabPFN
 from models import HERE, fetched
 

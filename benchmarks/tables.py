@@ -29,7 +29,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from largeprompt.models.influence import ErrorBars, error_bars, influence, left_out, rows_for
+from largeprompt.models.sensitivity import ErrorBars, error_bars, influence, left_out, rows_for
 from largeprompt.models.tables import TablePrompt, TabPFN, log_odds, logits_of, members_of
 
 TESTS = 64

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from largeprompt.models.influence import weighted
+from largeprompt.models.sensitivity import weighted
 
 
 class Mean:

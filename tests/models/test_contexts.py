@@ -12,7 +12,7 @@ from largeprompt.models.contexts._ablations import ablations, slopes
 from largeprompt.models.contexts._lasso import lasso
 from largeprompt.models.contexts._text import answer_ids, generated, read
 from largeprompt.models.contexts._units import UNITS, parts
-from largeprompt.models.influence import weighted
+from largeprompt.models.sensitivity import weighted
 
 TEXT = 'He said Mr. Smith came. "Why?" asked J. Doe.\n\nSCENE I. I am I. So\nbe it…  '
 GROUP = torch.tensor([-1] * 3 + [i // 6 for i in range(30)] + [-1] * 7)

@@ -8,9 +8,9 @@ from scipy import special
 
 import largeprompt as lp
 from largeprompt.concentration import output_covariance
-from largeprompt.models.influence import ErrorBars, error_bars
-from largeprompt.models.influence._outputs import outputs_at
-from largeprompt.models.influence._resamples import partitions
+from largeprompt.models.sensitivity import ErrorBars, error_bars
+from largeprompt.models.sensitivity._outputs import outputs_at
+from largeprompt.models.sensitivity._resamples import partitions
 from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is
 from weighted_prompts import Growing, Mean, Ratio, SoftmaxHead, network

@@ -8,7 +8,7 @@ from scipy import stats
 
 from largeprompt import models
 from largeprompt.models import influence as package
-from largeprompt.models.influence import influence, left_out
+from largeprompt.models.sensitivity import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
 mpl.use("Agg")

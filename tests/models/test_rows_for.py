@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from largeprompt.models.influence import error_bars, learning_curve, rows_for
+from largeprompt.models.sensitivity import error_bars, learning_curve, rows_for
 from refusals import assert_refused
 from significance import assert_mean_is
 from weighted_prompts import Growing, Mean

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
-from largeprompt.models.influence import weighted
+from largeprompt.models.sensitivity import weighted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

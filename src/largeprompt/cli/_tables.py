@@ -350,8 +350,14 @@ def compression_table(data: xr.Dataset) -> Table:
     length = data.attrs["length"]
     columns = (data[name].values for name in ("layer", "atoms", "atoms_of_head", "median_error", "largest_error"))
     rows = (
-        [str(layer), f"{atoms:,.1f}", f"{heads.min():,.0f} – {heads.max():,.0f}", f"{100 * atoms / length:.1f} %"]
-        + [f"{median:.2g}", f"{largest:.2g}"]
+        [
+            str(layer),
+            f"{atoms:,.1f}",
+            f"{heads.min():,.0f} – {heads.max():,.0f}",
+            f"{100 * atoms / length:.1f} %",
+            f"{median:.2g}",
+            f"{largest:.2g}",
+        ]
         for layer, atoms, heads, median, largest in zip(*columns, strict=True)
     )
     headings = ("layer", f"kept of {length:,}", "by head", "share", "median error", "largest error")

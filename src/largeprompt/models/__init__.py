@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from .contexts import Attribution as Attribution
     from .contexts import ContextPrompt as ContextPrompt
     from .contexts import attribute as attribute
-    from .influence import ErrorBars as ErrorBars
-    from .influence import Influence as Influence
-    from .influence import LearningCurve as LearningCurve
-    from .influence import RowsFor as RowsFor
-    from .influence import WeightedPrompt as WeightedPrompt
-    from .influence import error_bars as error_bars
-    from .influence import learning_curve as learning_curve
-    from .influence import left_out as left_out
-    from .influence import rows_for as rows_for
-    from .influence import weighted as weighted
+    from .sensitivity import ErrorBars as ErrorBars
+    from .sensitivity import Influence as Influence
+    from .sensitivity import LearningCurve as LearningCurve
+    from .sensitivity import RowsFor as RowsFor
+    from .sensitivity import WeightedPrompt as WeightedPrompt
+    from .sensitivity import error_bars as error_bars
+    from .sensitivity import influence as influence
+    from .sensitivity import learning_curve as learning_curve
+    from .sensitivity import left_out as left_out
+    from .sensitivity import rows_for as rows_for
+    from .sensitivity import weighted as weighted
     from .tables import InfluentialRows as InfluentialRows
     from .tables import Intervals as Intervals
     from .tables import RowsStudy as RowsStudy
@@ -50,9 +51,9 @@ _FIRST_USE = {
         *("CompressedCache", "CompressedHead", "Effect", "MeasurePress", "compress", "compression_effect"),
     ),
     ".contexts": ("Attribution", "ContextPrompt", "attribute"),
-    ".influence": (
+    ".sensitivity": (
         *("ErrorBars", "Influence", "LearningCurve", "RowsFor", "WeightedPrompt"),
-        *("error_bars", "learning_curve", "left_out", "rows_for", "weighted"),
+        *("error_bars", "influence", "learning_curve", "left_out", "rows_for", "weighted"),
     ),
     ".tables": (
         *("InfluentialRows", "Intervals", "RowsStudy", "Table", "TablePrompt", "TabPFN", "TabPFNClassifier"),

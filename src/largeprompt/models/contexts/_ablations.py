@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from largeprompt.models.influence._outputs import gradients_at, outputs_at
+from largeprompt.models.sensitivity._outputs import gradients_at, outputs_at
 
 from ._prompt import ContextPrompt
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from largeprompt.models.influence._weighted import weighted
+from largeprompt.models.sensitivity._weighted import weighted
 
 Kind = Literal["masked", "taken out"]
 KINDS: tuple[Kind, ...] = ("masked", "taken out")

@@ -11,7 +11,7 @@ import torch
 
 from largeprompt import _checks as checks
 from largeprompt._progress import Progress
-from largeprompt.models.influence import error_bars, influence
+from largeprompt.models.sensitivity import error_bars, influence
 
 from ._intervals import InfluentialRows, Intervals
 from ._members import members_of

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import expit
 
 from largeprompt._display import AbstractTable, axes
-from largeprompt.models.influence import ErrorBars
+from largeprompt.models.sensitivity import ErrorBars
 from largeprompt.paper.chart import BLUE, VERMILION
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from largeprompt.models.influence import weighted
+from largeprompt.models.sensitivity import weighted
 
 from ._columns import Columns, arranged
 from ._members import Member

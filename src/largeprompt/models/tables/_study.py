@@ -10,7 +10,7 @@ from scipy.special import expit, log_softmax
 
 from largeprompt import _checks as checks
 from largeprompt._progress import Progress
-from largeprompt.models.influence import (
+from largeprompt.models.sensitivity import (
     ErrorBars,
     Influence,
     LearningCurve,
