@@ -1,9 +1,9 @@
 """Claims: at equal memory the loss changes by at most 0.4, 0.5, 0.6 of the best press's at 50, 75, 90 % removed.
 
-Compared are `CompressedCache`, after one reading and after two, and the presses of kvpress (scorers that need no
-training), on SmolLM2-135M and texts of many kinds, none of which the method was developed on. Also measured: the
-divergence of next-token laws from those with the full cache, facts found again in a long context, seconds of
-compression over those of reading the prompt, seconds a generated token, and memory, weights included.
+Compared are `CompressedCache` and the presses of kvpress (scorers that need no training), on SmolLM2-135M and texts of
+many kinds, none of which the method was developed on. Also measured: the divergence of next-token laws from those with
+the full cache, facts found again in a long context, seconds of compression over those of reading the prompt, seconds a
+generated token, and memory, weights included.
 
     make bench-cache, or python benchmarks/cache.py [--lengths 1024 4096 8192] [--removed 50 75 90 95] [--device cuda]
         [--presses NAME …] [--texts NAME …] [--parts losses facts generation] [--json FILE] [--read FILE …]
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cache_tables import FULL, OURS, TWICE, tables
+from cache_tables import FULL, OURS, tables
 from presses import Kept, go_on, presses, read
 from texts import texts
 from torch import Tensor
@@ -73,15 +73,13 @@ class Setting:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def compressed(self, prompt: Tensor, numbers: int, twice: bool = False) -> CompressedCache:
-        """A prompt read, once or twice, and compressed, with at most so many numbers stored."""
+    def compressed(self, prompt: Tensor, numbers: int) -> CompressedCache:
+        """A prompt read and compressed, with at most so many numbers stored."""
         config = self.model.config
         heads = config.num_key_value_heads
         size = 2 * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads) + heads + 1
         cache = CompressedCache(self.model, tokens=numbers // (config.num_hidden_layers * heads * size))
         self.model(prompt, past_key_values=cache, logits_to_keep=1)
-        if twice:
-            cache.reread(prompt)
         cache.compress()
         if cache.memory > numbers:
             raise ValueError(f"{cache.memory} numbers are stored; at most {numbers} were asked for")
@@ -104,17 +102,14 @@ class Setting:
 def methods(setting: Setting, chosen: list[str] | None) -> dict[str, Callable[[Tensor, float], Any]]:
     """By name, a function that reads a prompt and keeps what is left when a share of it is removed."""
 
-    def ours(prompt: Tensor, removed: float, twice: bool = False) -> CompressedCache:
-        return setting.compressed(prompt, setting.numbers(int(prompt.shape[1] * (1 - removed))), twice)
+    def ours(prompt: Tensor, removed: float) -> CompressedCache:
+        return setting.compressed(prompt, setting.numbers(int(prompt.shape[1] * (1 - removed))))
 
     known = presses()
     unknown = set(chosen or ()) - set(known)
     if unknown:
         sys.exit(f"no press is called {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    found: dict[str, Callable[[Tensor, float], Any]] = {
-        OURS: ours,
-        TWICE: lambda prompt, removed: ours(prompt, removed, twice=True),
-    }
+    found: dict[str, Callable[[Tensor, float], Any]] = {OURS: ours}
     for name in chosen if chosen is not None else known:
         found[name] = lambda prompt, removed, make=known[name]: read(setting.model, prompt, make(removed))
     return found

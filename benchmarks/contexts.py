@@ -43,7 +43,12 @@ def module(name: str) -> Any:
         if error.name not in ("jax", "equinox", "jaxtyping", "diffrax"):
             raise
     sys.path.insert(0, str(ROOT / "src"))
-    for package in ("largeprompt", "largeprompt.models", "largeprompt.models.sensitivity", "largeprompt.models.contexts"):
+    for package in (
+        "largeprompt",
+        "largeprompt.models",
+        "largeprompt.models.sensitivity",
+        "largeprompt.models.contexts",
+    ):
         found = types.ModuleType(package)
         found.__path__ = [str(ROOT / "src" / package.replace(".", "/"))]
         sys.modules[package] = found

@@ -7,7 +7,6 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from largeprompt.models import CompressedCache
-from largeprompt.models.compression._atoms import Layer, read
 
 SIZES: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 64, "vocab_size": 50, "max_position_embeddings": 2048}
 
@@ -140,52 +139,3 @@ def test_another_attention_function_is_noticed(model):
     model(tokens(1), past_key_values=cache)
     with pytest.raises(ValueError, match="another attention function"):
         model(tokens(1), past_key_values=cache)
-
-
-@pytest.mark.parametrize("queries", [8192, 30])
-def test_a_prompt_read_again_leaves_the_cache_as_it_was_but_for_the_law_of_queries(model, queries):
-    ids = tokens(150)
-    cache = CompressedCache(model, tokens=40, queries=queries)
-    model(ids, past_key_values=cache)
-    before = [tuple(x.clone() for x in layer.whole()) for layer in cache.stored.values()]
-    cache.reread(ids)
-    assert cache.get_seq_length() == 150
-    for layer, parts in zip(cache.stored.values(), before, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(layer.whole(), parts, strict=True))
-        assert layer.recorded
-        (law,) = layer.repeated
-        assert law.queries.shape[3] == (150 if queries > 150 else 18)  # every eighth
-    cache.compress()
-    assert sum(atoms(cache)) == 3 * 2 * 40
-    assert all(not layer.repeated for layer in cache.stored.values())
-    with pytest.raises(ValueError, match="a prompt of 150 tokens cannot be read again"):
-        cache.reread(ids)
-
-
-def test_the_law_of_a_prompt_read_again_is_what_its_queries_read(model):
-    """Outputs of the law on the whole prompt against those of the model itself, which reads the text twice."""
-    ids, found = tokens(60), {}
-    cache = CompressedCache(model, keep=1.0)
-    model(ids, past_key_values=cache)
-    cache.reread(ids)
-    for i, layer in cache.stored.items():
-        (law,), (keys, values, log_weights) = layer.repeated, layer.whole()
-        assert layer.module is not None
-        found[i] = read(Layer(keys, values, log_weights, layer.scale, law, torch.eye(8))).outputs.flatten(1, 2)
-    seen: dict[int, torch.Tensor] = {}
-    for i, layer in enumerate(model.model.layers):
-        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, x, i=i: seen.update({i: x[0]}))
-    model(torch.cat([ids, ids], dim=1))
-    for i, outputs in found.items():
-        wanted = seen[i][:, 60:].unflatten(2, (6, 8)).transpose(1, 2)
-        torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_what_cannot_be_read_again_is_refused(model):
-    ids = tokens(60)
-    cache = CompressedCache(model, tokens=40)
-    with pytest.raises(ValueError, match="a prompt of 60 tokens cannot be read again: the cache must hold just these"):
-        cache.reread(ids)
-    model(ids.expand(2, -1), attention_mask=torch.tensor([[1] * 60, [0] * 9 + [1] * 51]), past_key_values=cache)
-    with pytest.raises(ValueError, match="a padded prompt cannot be read again"):
-        cache.reread(ids.expand(2, -1))

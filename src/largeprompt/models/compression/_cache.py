@@ -35,7 +35,6 @@ from ._stack import Stack, alike
 from ._stored import Check, StoredLayer
 
 NAME = "largeprompt"
-_PIECE = 1024  # tokens that are read again together
 _FEWEST = 16  # tokens from which on what was compressed is compressed again
 
 
@@ -90,32 +89,6 @@ class CompressedCache(Cache):
         if layer_idx == self._first and layer.fresh >= self.every:
             self.compress()
         return layer.update(key_states, value_states, *args, **kwargs)
-
-    @torch.no_grad()
-    def reread(self, ids: Tensor) -> None:
-        """Read the prompt (b, L) once more, in pieces at its end, before it is compressed.
-
-        What a repetition asks of the prompt joins the law of queries, so that what may be looked up later stays: better
-        for retrieval, at the cost of another reading.
-        """
-        layers = list(self.stored.values())
-        if len(layers) < len(self.layers) or any(layer.atoms or layer.fresh != ids.shape[1] for layer in layers):
-            raise ValueError(
-                f"a prompt of {ids.shape[1]} tokens cannot be read again: the cache must hold just these, not yet "
-                "compressed, and every layer must read its whole prompt"
-            )
-        if any(layer.hidden is not None and bool(layer.hidden.any()) for layer in layers):
-            raise ValueError("a padded prompt cannot be read again; read prompts one by one")
-        every, self.every = self.every, ids.shape[1] + _PIECE
-        try:
-            for begin in range(0, ids.shape[1], _PIECE):
-                piece = ids[:, begin : begin + _PIECE]
-                places = torch.arange(ids.shape[1], ids.shape[1] + piece.shape[1], device=ids.device)
-                self._model(piece, past_key_values=self, position_ids=places[None].expand(len(ids), -1))
-                for layer in layers:
-                    layer.take_back(piece.shape[1])
-        finally:
-            self.every = every
 
     @torch.no_grad()
     def compress(self) -> None:

@@ -51,18 +51,6 @@ def given(queries: Tensor, values: Tensor) -> Future:
     )
 
 
-def repeated(segment: Segment, keys: Tensor, values: Tensor, scale: float) -> Future:
-    """The law of queries that have read the prompt and then keys (b, G, n, k), those of their segment up to theirs."""
-    (b, H, _, k), (G, n) = segment.queries.shape, keys.shape[1:3]
-    queries = segment.queries.reshape(b, G, H // G, -1, k)
-    scores = scale * queries.float() @ keys.float()[:, :, None].transpose(-1, -2)
-    places = torch.arange(n, device=keys.device)
-    later = places > places[segment.step - 1 + n % segment.step :: segment.step, None]
-    scores = scores.masked_fill_(later, -math.inf)
-    output = torch.softmax(scores, dim=-1) @ values.float()[:, :, None]
-    return Future(queries, torch.logsumexp(scores, dim=-1), output)
-
-
 def replayed(
     segments: Sequence[Segment],
     keys: Tensor,

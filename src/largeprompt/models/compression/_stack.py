@@ -52,13 +52,7 @@ class Stack:
                     begin = self._length - layer.fresh
                     place = slice(begin, begin + layer.hidden.shape[1])
                     hidden[self.batch * row : self.batch * (row + 1), place] = layer.hidden
-        again = [Future(*(torch.cat(x) for x in zip(*part, strict=True))) for part in self._repeated()]
-        law = replayed(segments, keys, values, hidden, scale, self._rotate)
-        return Future(*(torch.cat(x, dim=3) for x in zip(law, *again, strict=True)))
-
-    def _repeated(self) -> Iterator[tuple[Future, ...]]:
-        """What each layer keeps of the prompt read once more, piece by piece."""
-        return zip(*(layer.repeated for layer in self.layers), strict=True)
+        return replayed(segments, keys, values, hidden, scale, self._rotate)
 
     def worth(self, found: Tensor) -> Tensor:
         """What tokens are worth, (layers, b, G, L): with what atoms were before, and −∞ where a layer has no token."""

@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import CacheLayerMixin
 
 from ._atoms import Atoms, Layer
-from ._future import Future, Segment, repeated, segment_of
+from ._future import Segment, segment_of
 from ._ragged import Ragged, RaggedTokens
 
 _ROOM = 256  # tokens by which a buffer grows
@@ -38,7 +38,6 @@ class StoredLayer(CacheLayerMixin):
         self.module: nn.Module | None = None
         self.worth: Tensor | None = None  # (b, G, most), of atoms
         self.scale = 1.0
-        self.repeated: list[Future] = []  # the law of queries of the prompt read once more
         self._segments: list[Segment] = []
         self._single: list[Tensor] = []
         self._unseen = 0  # tokens whose queries have not been seen
@@ -130,14 +129,6 @@ class StoredLayer(CacheLayerMixin):
             self._segments, self._single = [*self._segments, Segment(joined, joined.shape[2], 1)], []
         return self._segments
 
-    def take_back(self, n: int) -> None:
-        """Forget the last tokens, which came together and repeat earlier ones, but for the law of their queries."""
-        segment, kept = self.segments().pop(), self._read - n
-        keys, values = (x[:, :, kept : self._read] for x in (self.keys, self.values))
-        self.repeated.append(repeated(segment, keys, values, self.scale))
-        self._read, self.seen = kept, self.seen - n
-        self.hidden = None if self.hidden is None else self.hidden[:, :kept]
-
     def whole(self) -> tuple[Tensor, Tensor, Tensor]:
         """All that is stored, (b, G, width, ·): keys and values in float32, or in the half precision that they have."""
         if self.short is not None:
@@ -173,7 +164,7 @@ class StoredLayer(CacheLayerMixin):
         self.short = RaggedTokens(keys.to(self.dtype), values.to(self.dtype), log_weights.to(self.dtype), places)
         self.worth = places.padded(worth)
         self.keys, self.values = (x[:, :, :0].clone() for x in (self.keys, self.values))
-        self.hidden, self._read, self._segments, self._single, self.repeated = None, 0, [], [], []
+        self.hidden, self._read, self._segments, self._single = None, 0, [], []
 
     def attend(self, queries: Tensor, mask: Tensor | None) -> Tensor:
         """Outputs (b, n, H, v) of new tokens' queries on atoms and on the tokens since; as the model masks these."""
