@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from largeprompt.models.compression import _atoms
 from largeprompt.models.compression._atoms import (
     RIDGE,
     Layer,
@@ -53,7 +54,8 @@ def test_a_layer_is_read_as_attention_reads_it():
 
 
 @pytest.mark.parametrize(("j", "m"), [(40, 12), (12, 40)])
-def test_the_ridge_fit_is_a_least_squares_solution(j, m):
+def test_the_ridge_fit_ends_at_a_least_squares_solution(j, m, monkeypatch):
+    monkeypatch.setattr(_atoms, "ROUNDS", 60)
     rng = np.random.default_rng(0)
     X, target = rng.random((j, m)) / m, rng.normal(size=(j, 3))
     strength = np.sqrt(RIDGE * np.sum(X**2) / j)
@@ -64,8 +66,10 @@ def test_the_ridge_fit_is_a_least_squares_solution(j, m):
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_fitted_atoms_minimise_the_error_of_outputs():
-    """Weights and values of all atoms against one least-squares problem written out in float64."""
+def test_fitted_atoms_minimise_the_error_of_outputs(monkeypatch):
+    """Weights and values of all atoms, fitted to the end, against one least-squares problem written out in float64."""
+    monkeypatch.setattr(_atoms, "ROUNDS", 300)
+    monkeypatch.setattr(_atoms, "RIDGE", 0.1)
     layer = smooth(1)
     reading = read(layer)
     kept = choose(importance(layer, reading), 30, 4)
@@ -75,7 +79,7 @@ def test_fitted_atoms_minimise_the_error_of_outputs():
     centre = V.mean(axis=0)
     start = np.hstack([V[places] - centre, np.ones((30, 1))])
     missing = np.hstack([outputs[::2] - centre, np.ones((len(X), 1))]) - X @ start
-    strength = np.sqrt(RIDGE * np.sum(X**2) / len(X))
+    strength = np.sqrt(0.1 * np.sum(X**2) / len(X))
     solution = (
         start
         + np.linalg.lstsq(np.vstack([X, strength * np.eye(30)]), np.vstack([missing, np.zeros((30, 6))]), rcond=None)[0]

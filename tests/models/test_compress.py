@@ -5,7 +5,7 @@ import pytest
 
 from largeprompt import models
 from largeprompt.measures import Empirical, Mixture
-from largeprompt.models.compression import compress
+from largeprompt.models.compression import _atoms, compress
 
 K, V, L = 6, 5, 500
 
@@ -83,8 +83,10 @@ def test_a_tolerance_out_of_reach_keeps_every_token():
     assert measured(head, keys[0], values[0], others[0]) < 1e-5
 
 
-def test_weights_and_values_solve_the_least_squares_problem():
-    """Against normal equations in float64: atoms are held near their tokens by a ridge, on every second query."""
+def test_weights_and_values_solve_the_least_squares_problem(monkeypatch):
+    """Fitted to the end, against normal equations in float64: a ridge holds atoms near their tokens."""
+    monkeypatch.setattr(_atoms, "ROUNDS", 300)
+    monkeypatch.setattr(_atoms, "RIDGE", 0.1)
     keys, values, queries, _ = tokens(5, heads=1)
     queries = queries[:1]
     head = compress(keys, values, queries, budget=40, gaussian=False)[0]

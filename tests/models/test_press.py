@@ -56,7 +56,9 @@ def problem():
     return atoms.Layer(keys, values, torch.zeros(1, 2, 40), SCALE, future, torch.eye(3).expand(2, 2, 3, 3))
 
 
-def test_values_are_the_ridge_regression_of_outputs_on_weights():
+def test_values_are_the_ridge_regression_of_outputs_on_weights(monkeypatch):
+    monkeypatch.setattr(atoms, "ROUNDS", 200)
+    monkeypatch.setattr(atoms, "RIDGE", 0.1)
     layer = problem()
     keys, begin = layer.keys[:, :, :10] + 0.1, layer.values[:, :, :10]
     found = atoms.revalued(layer, atoms.read(layer), keys, begin)

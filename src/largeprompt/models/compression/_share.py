@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-POWER = 0.5  # of a layer's size, by which the worth of its tokens is divided
 LEAST = 0.2  # of an even share: what every head keeps at least
 _FEWEST = 8  # tokens
 
@@ -43,13 +42,13 @@ def counts_of(worth: Sequence[Tensor], sizes: Sequence[Tensor], count: int) -> l
     """How many tokens each head of keys keeps, `count` on average: (layers, G) for each stack of layers.
 
     `worth` has what each token of some layers is worth (layers, b, G, L), in the unit of the residual stream, −∞ where
-    there is none; `sizes` (layers,) those of their outputs there. The tokens worth most over all heads are kept, once
-    every head has its least. Prompts of a batch keep equally many.
+    there is none; `sizes` (layers,) those of their outputs there. Once every head has its least, the tokens are kept
+    that are worth most beside the output of their layer, over all heads. Prompts of a batch keep equally many.
     """
     least = min(max(_FEWEST, int(LEAST * count)), count)
     ranked = []
     for tokens, size in zip(worth, sizes, strict=True):
-        relative = tokens / size.clamp_min(1e-30)[:, None, None, None] ** POWER
+        relative = tokens / size.clamp_min(1e-30)[:, None, None, None]
         first = relative.topk(min(least, relative.shape[-1]), dim=-1).indices
         first = relative.scatter(-1, first, math.inf)
         ranked.append(torch.where(tokens == -math.inf, tokens, first).to(worth[0].device))
