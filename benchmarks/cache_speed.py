@@ -89,10 +89,9 @@ def rows(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         reading = []
         for _ in range(options.rounds):
             reading.append(seconds(lambda: read(options.length), device))
-            for queries in options.queries:
-                cache = compressed(model, prompt, keep, queries, spent[queries], device)
-            steps["compressed"].append(generated(model, cache, options.length, device))
-            del cache
+            caches = [compressed(model, prompt, keep, queries, spent[queries], device) for queries in options.queries]
+            steps["compressed"].append(generated(model, caches.pop(0), options.length, device))
+            caches.clear()
             steps["plain"].append(generated(model, read(round(keep * options.length)), options.length, device))
             steps["full"].append(generated(model, read(options.length), options.length, device))
         row["reading"] = min(reading)

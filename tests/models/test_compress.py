@@ -113,7 +113,7 @@ def test_one_token_and_its_repr():
     [
         ({"budget": None}, "exactly one"),
         ({"tolerance": 0.1}, "exactly one"),
-        ({"budget": 3}, "at least 8"),
+        ({"budget": 3}, "budget is 3; it must be a whole number of at least 8"),
         ({"budget": -0.5}, "above 0"),
         ({"budget": float("nan")}, "must be a number"),
         ({"keys": np.full((2, L, K), np.inf)}, "keys are not all finite"),

@@ -14,8 +14,8 @@ def stored(b: int, seed: int = 0) -> tuple[RaggedTokens, list[tuple[torch.Tensor
     """Tokens of three heads, and by head the keys (b, m, k), values and log-weights that they are made of."""
     torch.manual_seed(seed)
     parts = [(torch.randn(b, m, K), torch.randn(b, m, V), torch.randn(b, m)) for m in COUNTS]
-    flat = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
-    return RaggedTokens(*flat, Ragged(COUNTS, torch.device("cpu"))), parts
+    keys, values, log_weights = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return RaggedTokens(keys, values, log_weights, Ragged(COUNTS, torch.device("cpu"))), parts
 
 
 def by_hand(parts, new, queries, scale, visible):

@@ -1,5 +1,6 @@
 """A compressed cache that goes on: budgets stay, what earlier text was worth is not forgotten, masks are kept."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -139,3 +140,20 @@ def test_another_attention_function_is_noticed(model):
     model(tokens(1), past_key_values=cache)
     with pytest.raises(ValueError, match="another attention function"):
         model(tokens(1), past_key_values=cache)
+
+
+def test_a_copy_of_a_cache_goes_on_by_itself_with_the_same_model(model):
+    cache = CompressedCache(model, tokens=40)
+    model(tokens(120), past_key_values=cache)
+    cache.compress()
+    model(tokens(3, seed=1), past_key_values=cache)
+    other = copy.deepcopy(cache)
+    assert other._model is model
+    assert all(layer.module in set(model.modules()) for layer in other.stored.values())
+    first = model(tokens(8, seed=2), past_key_values=cache).logits
+    again = model(tokens(8, seed=2), past_key_values=other).logits
+    torch.testing.assert_close(first, again)
+    model(tokens(30, seed=3), past_key_values=other)
+    other.compress()
+    assert cache.get_seq_length() == 131
+    assert other.get_seq_length() == 161

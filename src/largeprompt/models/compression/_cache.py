@@ -1,6 +1,7 @@
 """A cache for transformers that holds a short measure in place of a long prompt; `model.generate` runs on it."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +78,13 @@ class CompressedCache(Cache):
         stored: list[Any] = [StoredLayer(queries) if each else layer for each, layer in zip(whole, layers, strict=True)]
         self._first = whole.index(True)
         super().__init__(layers=stored)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompressedCache":
+        """All that is stored once more, to go on from it in another way; for the same model, which is not copied."""
+        memo |= {id(module): module for module in self._names}
+        other = memo[id(self)] = object.__new__(type(self))
+        vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return other
 
     @property
     def stored(self) -> dict[int, StoredLayer]:

@@ -9,6 +9,7 @@ smaller error on queries that no fit has used.
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,10 @@ def compress(
     if (budget is None) == (tolerance is None):
         raise ValueError(f"budget is {budget} and tolerance {tolerance}; exactly one must be given")
     whole = isinstance(budget, int | float) and budget >= 1
-    goal = Goal(tokens=budget) if whole else Goal(keep=budget, tolerance=tolerance)  # pyright: ignore[reportArgumentType]
+    try:
+        goal = Goal(tokens=budget) if whole else Goal(keep=budget, tolerance=tolerance)  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        raise ValueError(re.sub("^(tokens|keep) is", "budget is", str(error))) from None
     found = []
     for g in range(G):
         layer = _one(problem, g)
