@@ -36,6 +36,8 @@ from ._stack import Stack, alike
 from ._stored import Check, StoredLayer
 
 NAME = "largeprompt"
+# Errors on text to come, over those on queries that lie between the ones of a fit: 1.2 on plays, 2 on code.
+GROWTH = 2.0
 _FEWEST = 16  # tokens from which on what was compressed is compressed again
 
 
@@ -142,13 +144,13 @@ class CompressedCache(Cache):
         problem, b = stack.problem(), stack.batch
         flat = worth.flatten(0, 1)
         if counts is None:  # of one layer. What stands for earlier text stays: its queries are not known any more
-            (layer,), tolerance = stack.layers, self.goal.tolerance or 0.0
+            (layer,), tolerance = stack.layers, (self.goal.tolerance or 0.0) / GROWTH
             earlier = torch.tensor(layer.atoms or [0] * flat.shape[1])
             before = torch.arange(flat.shape[-1], device=flat.device) < layer.width - layer.fresh
             flat = flat.masked_fill(before & (flat >= 0), math.inf)
             counts = smallest(problem, reading, flat, tolerance, min(SINKS, flat.shape[-1]), RECENT, earlier)[None]
         atoms = fitted(problem, reading, choose(flat, counts.repeat_interleave(b, dim=0), SINKS, RECENT))
-        errors = relative_error(problem, reading, atoms).flatten(1)
+        errors = GROWTH * relative_error(problem, reading, atoms).flatten(1)
         for row, (number, layer) in enumerate(zip(stack.numbers, stack.layers, strict=True)):
             rows = slice(b * row, b * (row + 1))
             known = self.errors.get(number) if layer.atoms else None
