@@ -114,9 +114,11 @@ def test_bad_tables_are_refused_in_one_line(command, checkpoint, text, said):
         (("--rows", "8"), "give 16 to 43 labelled rows"),
         (("--held-out", "0"), "held_out is 0; it must be at least 1"),
         (("--method", "magic"), "method is 'magic'; it must be one of auto"),
-        (("--level", "90"), "level is 90; it must lie between 0 and 1"),
+        (("--level", "90"), "level is 90.0; it must lie between 0 and 1"),
         (("--error", "-1"), "error is -1; it must be a positive standard error"),
         (("--members", "0"), "members is 0; it must be at least 1"),
+        (("--draws", "1"), "draws is 1; it must be at least 2"),
+        (("--checkpoint", "trees.csv"), "trees.csv is no checkpoint of TabPFN v1"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(command, table, checkpoint, options, said):

@@ -20,6 +20,7 @@ from largeprompt.models.sensitivity import (
     learning_curve,
     rows_for,
 )
+from largeprompt.models.sensitivity._error_bars import check_options
 
 from ._classifier import TabPFNClassifier
 from ._csv import Table
@@ -138,9 +139,7 @@ def study_rows(
     progress: Progress | None = None,
 ) -> RowsStudy:
     """Predict rows of a table that are held out from `rows` others, all drawn at random, and see what that rests on."""
-    labelled, out = split(table, rows, held_out, seed)
-    if not 0 < error < math.inf:
-        raise ValueError(f"error is {error:g}; it must be a positive standard error of log-odds, such as 0.25")
+    labelled, out = checked(table, rows, held_out, error, level, method, draws, seed)
     classes = np.array(table.classes)
     classifier.fit(table.values[labelled], table.labels[labelled])
     values, truth = table.values[out], table.labels[out]
@@ -163,6 +162,16 @@ def study_rows(
     settings |= {"level": level, "method": bars.method, "draws": draws, "seed": seed}
     needed = rows_for(bars, error)
     return RowsStudy(table, labelled, out, probabilities, bars, carried, needed, curve, settings)
+
+
+def checked(
+    table: Table, rows: int | None, held_out: int, error: float, level: float, method: str, draws: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the labelled rows and of those held out, once all that is asked for can be done."""
+    check_options(level, method, draws)
+    if not 0 < error < math.inf:
+        raise ValueError(f"error is {error:g}; it must be a positive standard error of log-odds, such as 0.25")
+    return split(table, rows, held_out, seed)
 
 
 def split(table: Table, rows: int | None, held_out: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
