@@ -1,5 +1,6 @@
 """Scores of sentences are the coefficients of the best linear prediction, from gradients and ablations together."""
 
+import dataclasses
 import itertools
 
 import matplotlib
@@ -156,6 +157,13 @@ def test_a_result_prints_plots_and_has_all_numbers():
     page = found.to_html("A title")
     assert "<h1>A title</h1>" in page
     assert "Question" not in page
+
+
+def test_a_summary_says_where_nothing_speaks_for_the_answer():
+    found = attribute(llama(), chat_tokenizer(), TEXT, "Who w1?", "w2", budget=3)
+    against = dataclasses.replace(found, scores=-np.abs(found.scores))
+    assert "None of 6 sentences speaks for it: it is no less likely without any of them." in against.summary
+    assert not any("carries most" in line for line in against.summary)
 
 
 @pytest.mark.parametrize(
