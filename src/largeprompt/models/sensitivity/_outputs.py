@@ -35,11 +35,15 @@ def whole(name: str, numbers: Any) -> Int[np.ndarray, "..."]:
     return found
 
 
+def nobody(amount: float = 1.0, note: str = "") -> None:
+    """Nothing reads this progress."""
+
+
 def outputs_at(
     prompt: WeightedPrompt,
     weights: Float[np.ndarray, "r n"],
     batch: int,
-    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+    advance: Callable[..., None] = nobody,
 ) -> Float[np.ndarray, "r p"]:
     """Outputs at each row of weights, `batch` rows at a time; 0 leaves a group out."""
     found = []
@@ -54,7 +58,7 @@ def gradients_at(
     prompt: WeightedPrompt,
     weights: Float[np.ndarray, "r n"],
     batch: int,
-    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+    advance: Callable[..., None] = nobody,
 ) -> tuple[Float[np.ndarray, "r p"], Float[np.ndarray, "r p n"]]:
     """Outputs at each row of weights, and their derivatives in the log-weights: one backward pass for each output."""
     values, slopes = [], []
