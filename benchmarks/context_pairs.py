@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from context_tables import DEVELOPED
 
 from largeprompt.models.contexts._text import ContextText, answer_ids, read
 from largeprompt.models.contexts._units import parts
 from models import fetched
 
 KEPT = Path(__file__).parents[1] / "build" / "contexts" / "pairs.npz"
-DEVELOPED = ("hamlet", "macbeth", "lear", "tempest")
 OTHERS = (
     *("othello", "as_you_like_it", "julius_caesar", "romeo_and_juliet", "twelfth_night", "much_ado_about_nothing"),
     *("merchant_of_venice", "richard_iii", "henry_v", "coriolanus", "cymbeline", "winters_tale", "measure_for_measure"),

@@ -129,6 +129,7 @@ def test_bad_input_is_refused_in_one_line(command, model, asked):
     ):
         refused(command, message, model, *arguments)
     refused(command, "nowhere/at/all: there is no such folder or file", "nowhere/at/all", *asked)
+    refused(command, "the context is one part", "nowhere/at/all", "--context", "one.txt", *question)  # read first
     shutil.copytree(model, "mute")
     for path in Path("mute").glob("tokenizer*"):
         path.unlink()

@@ -1,5 +1,6 @@
 """Scores of sentences are the coefficients of the best linear prediction, from gradients and ablations together."""
 
+import dataclasses
 import itertools
 
 import matplotlib
@@ -126,12 +127,14 @@ def test_subsets_come_with_their_complements_and_are_orthogonal_in_blocks():
     assert np.abs(means - 0.5).max() < 5 * 0.5 / 20
 
 
-def test_gradients_are_summed_by_the_midpoint_rule():
-    """For f = log(1 + e^l) the slope along l is that of a sigmoid; its integral is known."""
-    for points, low, tolerance in ((1, -4, 0.2), (2, -4, 0.06), (3, -6, 0.06)):
-        slopes = 1 / (1 + np.exp(-nodes(points)))
-        exact = np.log(2) - np.log1p(np.exp(low))
-        assert expected_parts(slopes[:, None]).sum() == pytest.approx(exact, abs=tolerance)
+@pytest.mark.parametrize("points", [1, 2, 3])
+def test_gradients_find_a_sentence_that_is_looked_up(points):
+    """Its effect is that of a sigmoid in the log-weight, which at weight 1 has hardly a slope left."""
+    share = 1 / (1 + np.exp(-(nodes(points) + 3)))
+    found = expected_parts((share * (1 - share))[:, None]).sum()
+    whole = 1 / (1 + np.exp(-3))
+    assert 1 / 3 < found / whole < 1
+    assert found > 5 * whole * (1 - whole)
 
 
 def test_budgets_are_spent_in_full():
@@ -154,6 +157,13 @@ def test_a_result_prints_plots_and_has_all_numbers():
     page = found.to_html("A title")
     assert "<h1>A title</h1>" in page
     assert "Question" not in page
+
+
+def test_a_summary_says_where_nothing_speaks_for_the_answer():
+    found = attribute(llama(), chat_tokenizer(), TEXT, "Who w1?", "w2", budget=3)
+    against = dataclasses.replace(found, scores=-np.abs(found.scores))
+    assert "None of 6 sentences speaks for it: it is no less likely without any of them." in against.summary
+    assert not any("carries most" in line for line in against.summary)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,15 @@ def test_no_letter_is_lost(unit, text):
     assert parts("  \n\n ", unit) == []
 
 
+def test_sentences_of_scripts_without_spaces_are_told_apart():
+    assert parts("日本語の文。「次の文？」 三つ目！終わり", "sentences") == [
+        "日本語の文。",
+        "「次の文？」 ",
+        "三つ目！",
+        "終わり",
+    ]
+
+
 def test_masked_sentences_are_those_of_weight_zero(model, ids):
     weights = torch.where(torch.as_tensor(SUBSETS), 0.0, -torch.inf)
     by_token = torch.cat([weights, torch.zeros(9, 1)], 1)[:, GROUP]

@@ -164,8 +164,9 @@ def test_error_bars_print_as_a_table_and_draw():
     ("options", "message"),
     [
         ({"method": "jackknife"}, "method is 'jackknife'; it must be one of auto, partitions, bootstrap, influence"),
-        ({"level": 1.0}, "level is 1; it must lie between 0 and 1"),
-        ({"draws": 0}, "draws is 0; it must be at least 1"),
+        ({"level": 1.0}, "level is 1.0; it must lie between 0 and 1"),
+        ({"level": "high"}, "level is high; it must lie between 0 and 1"),
+        ({"draws": 1}, "draws is 1; it must be at least 2"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
     ],
 )
@@ -179,3 +180,4 @@ def test_too_few_groups_are_refused():
     wrong = error_bars(Mean(rows(0)))
     assert_refused(lambda: wrong.transformed(lambda x: x[:2]), "give one number for each")
     assert_refused(lambda: wrong.mapped(lambda x: x[None]), "give a vector")
+    assert_refused(lambda: wrong.transformed(lambda x: x / x.sum()), "`mapped` takes such an f")

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from largeprompt import models
-from largeprompt.models import influence as package
+from largeprompt.models import sensitivity as package
 from largeprompt.models.sensitivity import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
@@ -98,7 +98,7 @@ def test_rows_that_are_equal_have_equal_influence_and_a_copy_halves_it():
 
 
 def test_names_are_those_of_the_package_above_too():
-    names = [name for name in dir(package) if not name.startswith("_") and name != "influence"]
+    names = [name for name in dir(package) if not name.startswith("_")]
     assert {"error_bars", "ErrorBars", "weighted", "learning_curve"} < set(names)
     for name in names:
         assert getattr(models, name) is getattr(package, name)
@@ -135,6 +135,7 @@ class Broken(Mean):
         (lambda x: x[0], r"outputs have shape \(2,\) for 1 rows"),
         (lambda x: x * torch.nan, "output 0 is nan"),
         (lambda x: x.detach(), "do not depend on its log-weights"),
+        (lambda x: x.detach().numpy(), "outputs are of type ndarray; give a tensor of PyTorch"),
         (lambda x: (x - x.detach()).abs().sqrt(), "a derivative in a log-weight is not finite"),
     ],
 )
@@ -150,6 +151,9 @@ def test_outputs_that_are_wrong_are_refused(change, message):
         (lambda p: influence(p, along=4), "along is 4, but only ratios of weights matter to this prompt"),
         (lambda p: influence(p, batch=0), "batch is 0; it must be at least 1"),
         (lambda p: left_out(p, [40]), "must be whole numbers from 0 to 39"),
+        (lambda p: left_out(p, [1.5]), r"groups are \[1.5\]; they must be whole numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda p: influence(p).top(3, output=7), "output is 7; it must be from 0 to"),
+        (lambda p: influence(object()), "prompt.groups is None; it must be a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda p: influence(p).named(["one"]), "there are 1 names of groups for 40 groups"),
     ],
 )

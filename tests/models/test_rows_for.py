@@ -43,7 +43,7 @@ def test_a_variance_that_does_not_fall_is_refused():
     found = rows_for(Growing(rows(0)), 0.1, draws=400)
     assert not found.trusted.any()
     assert np.isnan(found.rows).all()
-    assert "falls too slowly" in found.reason[0]
+    assert found.reason[0].startswith("with more rows the variance does not fall at all;")
 
 
 def test_error_bars_that_are_known_serve_for_every_error():
@@ -82,6 +82,9 @@ def test_the_scores_of_a_learning_curve_are_those_of_subsets():
     assert found.score[0] > found.score[2]
     assert found.to_dataset().attrs["repeats"] == 8
     assert found.plot().get_xscale() == "log"
+    bounded = learning_curve(Mean(rows(0, n=40)), loss, rows=[5, 10, 20, 40], bounds=(0, 1))
+    assert found.at([1e3]).low < 0
+    assert bounded.at([1e3]).low == 0
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,12 @@ def test_the_scores_of_a_learning_curve_are_those_of_subsets():
     [
         (lambda p: learning_curve(p, loss, rows=[1, 2, 3]), "rows are [1, 2, 3]; give at least four"),
         (lambda p: learning_curve(p, loss, rows=[1, 2, 3, 65]), "different numbers from 1 to 64"),
-        (lambda p: learning_curve(p, lambda x: float("nan")), "is not finite"),
+        (lambda p: learning_curve(p, lambda x: float("nan")), "is nan; it must be a finite number"),
+        (lambda p: learning_curve(p, lambda x: x), "it must be a finite number"),  # pyright: ignore[reportArgumentType]
+        (lambda p: learning_curve(p, loss, rows=[1.5, 2, 3, 4]), "they must be whole numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda p: learning_curve(p, loss, bounds=(1, 0)), "the first must be below the second"),
         (lambda p: learning_curve(p, loss, repeats=1), "repeats is 1; it must be at least 2"),
-        (lambda p: learning_curve(p, loss, level=2.0), "level is 2; it must lie between 0 and 1"),
+        (lambda p: learning_curve(p, loss, level=2.0), "level is 2.0; it must lie between 0 and 1"),
         (lambda p: learning_curve(p, loss).at(0.5), "they must be numbers of at least 1"),
     ],
 )

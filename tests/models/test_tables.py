@@ -162,7 +162,7 @@ def test_a_network_is_loaded_from_the_published_form(tmp_path):
 
 
 def test_files_that_are_no_checkpoint_are_refused_in_one_line(tmp_path):
-    for name, content in {"text": b"hello", "empty": b""}.items():
+    for name, content in {"text": b"hello", "csv": b"a,b\n1,2\n", "empty": b""}.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match="is no checkpoint of TabPFN v1") as error:
             TabPFN.load(tmp_path / name)

@@ -47,6 +47,27 @@ def test_parameters_are_those_of_the_constructor():
         classifier.set_params(depth=2)
 
 
+def test_the_conventions_of_scikit_learn_hold(classifier, rows):
+    """The constructor keeps what it is given and checks nothing; `fit` changes no parameter and gives the object."""
+    network = small_network()
+    given = {"members": -1, "seed": 3, "device": "nowhere", "checkpoint": "absent", "fetch": True, "network": network}
+    parameters = TabPFNClassifier(**given).get_params(deep=False)
+    assert all(parameters[name] is value for name, value in given.items())
+    assert not [name for name in vars(TabPFNClassifier()) if name.endswith("_")]
+    clone = TabPFNClassifier(**classifier.get_params())  # as sklearn.base.clone makes one
+    assert not clone.__sklearn_is_fitted__()
+    before = clone.get_params()
+    table, labels, _ = drawn_table()
+    assert clone.fit(table, NAMES[labels]) is clone
+    assert clone.get_params() == before
+    assert clone.__sklearn_is_fitted__()
+    assert (clone.n_features_in_, clone._estimator_type) == (7, "classifier")
+    np.testing.assert_array_equal(clone.predict_proba(rows), classifier.predict_proba(rows))
+    again = clone.fit(table[:, :4], labels > 0)  # a second fit forgets the first
+    assert (again.n_features_in_, again.classes_.tolist()) == (4, [False, True])
+    assert clone.set_params() is clone
+
+
 def test_intervals_of_probabilities_are_those_of_log_odds(classifier, rows):
     found = classifier.predict_interval(rows, 0.8, draws=16)
     np.testing.assert_allclose(found.probabilities, classifier.predict_proba(rows), atol=1e-9)
@@ -83,6 +104,8 @@ def test_influential_rows_change_the_log_odds_of_the_likeliest_class_most(classi
         (np.ones((2, 2)), [0, np.nan], r"y\[1\] is not a number"),
         ([["a", 1.0], ["b", 2.0]], [0, 1], "X is no table of numbers .*give categories as codes"),
         (np.array([[1.0], [np.inf]]), [0, 1], r"X\[1, 0\] is inf; numbers are at most 3e38, or NaN"),
+        (np.ones((2, 2)) * 1j, [0, 1], "X is no table of numbers .*complex"),
+        (np.ones((2, 2)), ["a", None], "y has classes of the types NoneType, str; they must be of one"),
         (np.ones(3), [0, 1, 0], r"X has shape \(3,\); it must be \(rows, columns\)"),
     ],
 )
@@ -99,6 +122,26 @@ def test_rows_of_another_table_are_refused(classifier, rows):
         TabPFNClassifier().predict(rows)
     with pytest.raises(ValueError, match=r"pairs are \(row, class\), below \(6, 3\)"):
         classifier.weighted_prompt(rows, chosen=[(0, 3)])
+    with pytest.raises(ValueError, match="of is 'odds'; it must be one of logits, log-odds"):
+        classifier.weighted_prompt(rows, of="odds")
+    with pytest.raises(ValueError, match=r"log-weights have shape \(60,\); they must be \(any, 60\)"):
+        classifier.weighted_prompt(rows)(torch.zeros(60))
+    with pytest.raises(ValueError, match=r"y has shape \(2,\); it must be \(6,\)"):
+        classifier.score(rows, ["ash", "elm"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "nowhere"}, "device is 'nowhere', which PyTorch does not have here"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"members": 0}, "members is 0; it must be at least 1"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused_by_fit(options, said):
+    table, labels, _ = drawn_table()
+    with pytest.raises(ValueError, match=said):
+        TabPFNClassifier(network=small_network(), **options).fit(table, labels)
 
 
 def test_a_study_holds_out_rows_and_reports_on_each(tmp_path):

@@ -48,7 +48,7 @@ def influence(
         raise ValueError("--question is empty; give one, such as --question “Who is it about?”")
     if answer is not None and not answer.strip():
         raise ValueError("--answer is empty; give one, or leave it out for the model's own")
-    options = _checked(model, unit, budget)
+    options = _checked(model, texts, unit, budget)
     writable_folder(out, "--out", files=FILES)
     found = _attribution(model, texts, question, answer, {**options, "plain": plain, "taken_out": taken_out})
     with interrupts.raised():
@@ -56,11 +56,11 @@ def influence(
     print_result(as_json, found.to_json(), _lines(found), files, width=100)
 
 
-def _checked(model: str, unit: str, budget: int) -> dict[str, Any]:
+def _checked(model: str, texts: list[str], unit: str, budget: int) -> dict[str, Any]:
     """Options checked before a model is read."""
     try:
         from largeprompt.models.contexts._estimators import LEAST
-        from largeprompt.models.contexts._units import UNITS
+        from largeprompt.models.contexts._units import UNITS, parts_of
     except ImportError as error:
         from largeprompt.models._load import INSTALL
 
@@ -69,6 +69,7 @@ def _checked(model: str, unit: str, budget: int) -> dict[str, Any]:
         raise ValueError(f"--unit is {unit}; it must be one of {', '.join(UNITS)}")
     if budget < LEAST:
         raise ValueError(f"--budget is {budget}; it must be at least {LEAST}, the cost of one gradient")
+    parts_of(texts, unit)
     return {"unit": unit, "budget": budget}
 
 
@@ -81,6 +82,7 @@ def _attribution(
     network, tokenizer = _load.load(model, causal=True)
     if tokenizer is None:
         raise ValueError(f"{model} has no tokenizer that transformers knows; a context is read as text")
+    network.requires_grad_(False)  # of parameters: half of the memory of a backward pass
     kind = "taken out" if options.pop("taken_out") else "masked"
     with running(model) as view:
         return models.attribute(
@@ -111,6 +113,6 @@ def _lines(found: "Attribution") -> Iterator[Any]:
     """The answer, the summary, and a table of the parts that carry most."""
     from ._tables import attribution_table
 
-    yield f"Answer: {found.answer.strip()}"
+    yield f"Answer: {' '.join(found.answer.split())}"
     yield from found.summary
     yield attribution_table(found.unit, found.table)

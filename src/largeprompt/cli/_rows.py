@@ -37,22 +37,22 @@ def rows(
     from largeprompt.models._load import INSTALL
 
     try:
-        from largeprompt.models.tables import TabPFN, TabPFNClassifier, read_table, study_rows
-        from largeprompt.models.tables._study import split
+        from largeprompt.models.tables import TabPFNClassifier, read_table, study_rows
+        from largeprompt.models.tables._study import checked
         from largeprompt.models.tables.report import FILES, write_report
         from largeprompt.models.tables.report import as_json as numbers_of
     except ImportError as problem:
         raise ValueError(f"{table}: {INSTALL} ({problem})") from None
     given = read_table(table, target)
-    split(given, rows, held_out, seed)  # refused before anything is loaded or fetched
+    options: dict[str, Any] = {"rows": rows, "held_out": held_out, "error": error, "level": level, "method": method}
+    options |= {"draws": draws, "seed": seed}
+    checked(given, **options)  # refused before anything is loaded or fetched
     writable_folder(out, "--out", files=FILES)
     for line in given.remarks:
         remark(line)
-    network = TabPFN.load(checkpoint, fetch=fetch)
-    options: dict[str, Any] = {"rows": rows, "held_out": held_out, "error": error, "level": level, "method": method}
     with running(str(table)) as view:
-        classifier = TabPFNClassifier(members, seed=seed, network=network)
-        found = study_rows(given, classifier, **options, draws=draws, seed=seed, progress=view)
+        classifier = TabPFNClassifier(members, seed=seed, checkpoint=checkpoint, fetch=fetch)
+        found = study_rows(given, classifier, **options, progress=view)
     with interrupts.raised():
         files = write_report(found, out, title=f"What predictions of {target} rest on: {table.name}")
     print_result(as_json, numbers_of(found), _lines(found), files, width=100)

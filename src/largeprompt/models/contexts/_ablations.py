@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from largeprompt.models.sensitivity._outputs import gradients_at, outputs_at
+from largeprompt.models.sensitivity._outputs import gradients_at, nobody, outputs_at
 
 from ._prompt import ContextPrompt
 
@@ -15,12 +15,8 @@ BACKWARD = 2  # forward passes that a backward pass costs
 _Advance = Callable[..., None]
 
 
-def _nobody(amount: float = 1.0, note: str = "") -> None:
-    """Nothing reads this progress."""
-
-
 def ablations(
-    prompt: ContextPrompt, subsets: Bool[np.ndarray, "n g"], *, batch: int = 16, advance: _Advance = _nobody
+    prompt: ContextPrompt, subsets: Bool[np.ndarray, "n g"], *, batch: int = 16, advance: _Advance = nobody
 ) -> Float[np.ndarray, " n"]:
     """The first output with some sentences left out: one number for each row, which is true for those that stay."""
     weights, back = _by_length(prompt, subsets.astype(float))
@@ -28,7 +24,7 @@ def ablations(
 
 
 def slopes(
-    prompt: ContextPrompt, weights: Float[np.ndarray, "n g"], *, batch: int = 8, advance: _Advance = _nobody
+    prompt: ContextPrompt, weights: Float[np.ndarray, "n g"], *, batch: int = 8, advance: _Advance = nobody
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n g"]]:
     """The first output at each row of weights, and its derivatives in the log-weights, which are 0 at weight 0."""
     ordered, back = _by_length(prompt, weights)

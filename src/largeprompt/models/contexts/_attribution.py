@@ -57,16 +57,18 @@ class Attribution(AbstractTable):
     @property
     def summary(self) -> list[str]:
         """What a person should know, in a few sentences."""
-        first = int(self.top(1)[0])
+        first, count = int(self.top(1)[0]), len(self.parts)
         carried = np.maximum(self.scores, 0)
-        half = int(np.searchsorted(np.cumsum(np.sort(carried)[::-1]), carried.sum() / 2)) + 1
-        verb = "carries" if half == 1 else "carry"
-        found = [
-            f"The answer has the log-probability {self.log_probability:.4g} nats.",
-            f"{self.unit.removesuffix('s').capitalize()} {first + 1} of {len(self.parts)} carries most: "
-            f"without it {self.left_out[first]:+.3g} nats.",
-            f"{half} of {len(self.parts)} {self.unit} {verb} half of all that speaks for it.",
-        ]
+        found = [f"The answer has the log-probability {self.log_probability:.4g} nats."]
+        if carried.any():
+            half = int(np.searchsorted(np.cumsum(np.sort(carried)[::-1]), carried.sum() / 2)) + 1
+            found += [
+                f"{self.unit.removesuffix('s').capitalize()} {first + 1} of {count} carries most: "
+                f"without it {self.left_out[first]:+.3g} nats.",
+                f"{half} of {count} {self.unit} {'carries' if half == 1 else 'carry'} half of all that speaks for it.",
+            ]
+        else:
+            found.append(f"None of {count} {self.unit} speaks for it: it is no less likely without any of them.")
         if not np.isnan(self.fit):
             found.append(f"Scores rank ablations that the fit has not seen with a correlation of {self.fit:.2f}.")
         return [*found, f"This took {self.passes} forward passes ({self.method}, {self.unit} {self.kind})."]

@@ -19,8 +19,10 @@ METHODS: tuple[Method, ...] = get_args(Method)
 GRADIENT = 1 + BACKWARD  # forward passes that a gradient costs
 LEAST = GRADIENT  # of a budget
 
-# gradients, and how far down the logarithm of the weight goes; beyond three, ablations say more for the same passes
-_REACH = {1: 4.0, 2: 4.0, 3: 6.0}
+# logarithms of equal weights, by how many gradients are taken, and the length that each stands for, both chosen on the
+# pairs of the development; beyond three gradients, ablations say more for the same passes
+_NODES = {1: ((-3.0,), 2.0), 2: ((0.0, -3.0), 1.2), 3: ((0.0, -3.0, -6.0), 1.2)}
+MOST_NODES = max(_NODES)
 _LEAST_WEIGHT = 1e-3
 
 
@@ -55,21 +57,21 @@ class _Run:
 
 def shares(budget: int) -> tuple[int, int]:
     """How many gradients and how many ablations a budget is spent on."""
-    points = max(points for points in _REACH if GRADIENT * points <= budget)
+    points = min(MOST_NODES, budget // GRADIENT)
     return points, budget - GRADIENT * points
 
 
 def nodes(points: int) -> Float[np.ndarray, " k"]:
-    """Logarithms of equal weights in the middle of equal pieces, from 0 down."""
-    return -_REACH[points] * (np.arange(points) + 0.5) / points
+    """Logarithms of the equal weights at which so many gradients are taken."""
+    return np.array(_NODES[points][0])
 
 
 def expected_parts(gradients: Float[np.ndarray, "k g"]) -> Float[np.ndarray, "k g"]:
-    r"""Parts of the midpoint rule for $\int\partial f/\partial\log a_i\,d\ell$ along $a=e^\ell(1,\dots,1)$.
+    r"""Parts of a sum over `nodes` for $\int\partial f/\partial\log a_i\,d\ell$ along $a=e^\ell(1,\dots,1)$.
 
     In logarithms, since a sentence that is looked up has nearly all of its slope at small weights.
     """
-    return gradients * (_REACH[len(gradients)] / len(gradients))
+    return gradients * _NODES[len(gradients)][1]
 
 
 def _auto(prompt: ContextPrompt, budget: int, rng: np.random.Generator, run: _Run) -> Fit:

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from largeprompt.models._load import _special, quiet
 
-from ._units import Unit, parts
+from ._units import Unit, parts_of
 
 _MARKS = ("[[the context]]", "[[the question]]")  # stand in for texts while a template is filled
 
@@ -46,12 +46,7 @@ def read(
     Several texts are cut one by one, so that no part belongs to two of them; "documents" takes each as one part.
     Without a question the answer is what goes on from the context.
     """
-    texts = [context] if isinstance(context, str) else [f"{text.rstrip()}\n\n" for text in context]
-    found = [part for text in texts for part in parts(text, unit)]
-    if not found:
-        raise ValueError("the context is empty; give a text with at least two parts")
-    if len(found) == 1:
-        raise ValueError(f"the context is one part ({unit}); give a longer text, or a smaller unit")
+    found = parts_of(context, unit)
     if question is not None and not question.strip():
         raise ValueError("the question is empty; give one, such as “Who is it about?”")
     before, after, special = _frame(tokenizer, question, plain)

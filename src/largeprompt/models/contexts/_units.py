@@ -1,14 +1,16 @@
 """A text cut into the parts that are weighed: sentences, lines, paragraphs, or whole documents. No letter is lost."""
 
 import re
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 Unit = Literal["sentences", "lines", "paragraphs", "documents"]
-UNITS: tuple[Unit, ...] = ("sentences", "lines", "paragraphs", "documents")
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 _END_OF_PARAGRAPH = r"\n[ \t\r]*\n\s*"
-# a sentence ends at . ? ! or …, with the quotes and brackets that close after it, before a space and no small letter
-_END_OF_SENTENCE = r"[.?!…]+[\"'”’)\]]*\s+(?![a-z])"
+# a sentence ends at . ? ! or …, with the quotes and brackets that close after it, before a space and no small letter;
+# at 。 ？ or ！ with or without a space
+_END_OF_SENTENCE = r"[.?!…]+[\"'”’)\]]*\s+(?![a-z])|[。？！]+[”’」』）]*\s*"
 _ENDS = {
     "sentences": re.compile(f"{_END_OF_SENTENCE}|{_END_OF_PARAGRAPH}"),
     "lines": re.compile(r"\n\s*"),
@@ -41,6 +43,17 @@ def parts(text: str, unit: Unit) -> list[str]:
         found.append(rest)
     else:
         found[-1] += rest
+    return found
+
+
+def parts_of(context: str | Sequence[str], unit: Unit) -> list[str]:
+    """The parts of a context, of which there must be two; several texts are cut one by one."""
+    texts = [context] if isinstance(context, str) else [f"{text.rstrip()}\n\n" for text in context]
+    found = [part for text in texts for part in parts(text, unit)]
+    if not found:
+        raise ValueError("the context is empty; give a text with at least two parts")
+    if len(found) == 1:
+        raise ValueError(f"the context is one part ({unit}); give a longer text, or a smaller unit")
     return found
 
 

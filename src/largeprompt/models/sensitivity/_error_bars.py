@@ -19,7 +19,7 @@ from largeprompt._display import AbstractTable, axes, dataset
 from largeprompt._progress import Progress
 from largeprompt.paper.chart import BLUE, VERMILION
 
-from ._outputs import gradients_at, groups_of, outputs_at, task
+from ._outputs import check_level, gradients_at, groups_of, outputs_at, task
 from ._resamples import VarianceLaw, agrees, counts, partitions, variance_law
 from ._trust import doubts, tail_of
 from ._weighted import WeightedPrompt
@@ -67,6 +67,8 @@ class ErrorBars(AbstractTable):
             raise ValueError(
                 f"f gives shape {estimate.shape} for outputs ({len(self.estimate)},); give one number for each"
             )
+        if not np.allclose(f(self.estimate[:1]), estimate[:1], equal_nan=True):
+            raise ValueError("f gives another number for an output among others than alone; `mapped` takes such an f")
         ends = np.minimum(one, other), np.maximum(one, other)
         return self._changed(estimate, ends, draws, trusted=self.trusted, freedom=self.freedom, reason=self.reason)
 
@@ -147,11 +149,8 @@ def error_bars(
     them where that costs no more; where both agree within the errors of the partitions, the influence is the more
     precise of the two and gives the error bars.
     """
-    if method not in get_args(Method):
-        raise ValueError(f"method is {method!r}; it must be one of {', '.join(get_args(Method))}")
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level:g}; it must lie between 0 and 1, such as 0.9")
-    n, batch, draws = groups_of(prompt, at_least=_FEWEST), checks.count("batch", batch), checks.count("draws", draws)
+    check_options(level, method, draws)
+    n, batch, draws = groups_of(prompt, at_least=_FEWEST), checks.count("batch", batch), int(draws)
     rng = np.random.default_rng(checks.count("seed", seed, at_least=0))
     estimate = outputs_at(prompt, np.ones((1, n)), batch)[0]
     with_slopes = method == "influence" or (method == "auto" and 2 * len(estimate) <= draws)
@@ -175,6 +174,14 @@ def error_bars(
         law = laws["influence"]._replace(bias=laws["partitions"].bias)
         laws = {"influence": law, "partitions": laws["partitions"]}
     return _bars(estimate, laws, centred, float(level), n)
+
+
+def check_options(level: float, method: str, draws: int) -> None:
+    """Refuse what `error_bars` would refuse, before anything is run."""
+    if method not in get_args(Method):
+        raise ValueError(f"method is {method!r}; it must be one of {', '.join(get_args(Method))}")
+    check_level(level)
+    checks.count("draws", draws, at_least=2)
 
 
 def _bars(

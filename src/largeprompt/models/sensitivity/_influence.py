@@ -16,7 +16,7 @@ from largeprompt._display import AbstractTable, axes, dataset
 from largeprompt._progress import Progress
 from largeprompt.paper.chart import BLUE, VERMILION
 
-from ._outputs import gradients_at, groups_of, outputs_at, task
+from ._outputs import gradients_at, groups_of, outputs_at, task, whole
 from ._weighted import WeightedPrompt
 
 if TYPE_CHECKING:
@@ -62,8 +62,14 @@ class Influence(AbstractTable):
 
     def top(self, k: int = _SHOWN, output: int | None = None) -> Int[np.ndarray, " k"]:
         """The groups with the largest values, for one output or for all together; the largest first."""
-        size = self.size if output is None else np.abs(self.values[output])
+        size = self.size if output is None else np.abs(self.values[self._output(output)])
         return np.argsort(-size, kind="stable")[: checks.count("k", k)]
+
+    def _output(self, output: int) -> int:
+        """The number of an output, once there is such a one."""
+        if not 0 <= output < len(self.values):
+            raise ValueError(f"output is {output}; it must be from 0 to {len(self.values) - 1}")
+        return output
 
     def to_dataset(self) -> "Dataset":
         """Values by group and output."""
@@ -134,7 +140,7 @@ def left_out(
 ) -> Float[np.ndarray, "p k"]:
     """The change of each output when a group is left out, exactly: one forward pass for each group (all by default)."""
     n = groups_of(prompt)
-    chosen = np.arange(n) if groups is None else np.asarray(groups, dtype=int)
+    chosen = np.arange(n) if groups is None else whole("groups", groups)
     if chosen.ndim != 1 or not len(chosen) or chosen.min() < 0 or chosen.max() >= n:
         raise ValueError(f"groups are {groups}; they must be whole numbers from 0 to {n - 1}")
     weights = np.ones((len(chosen) + 1, n))

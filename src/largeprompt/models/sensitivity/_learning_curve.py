@@ -17,7 +17,7 @@ from largeprompt._display import AbstractTable, axes, dataset
 from largeprompt._progress import Progress
 from largeprompt.paper.chart import BLUE, VERMILION
 
-from ._outputs import groups_of, outputs_at, task
+from ._outputs import check_level, groups_of, outputs_at, task, whole
 from ._resamples import subsets
 from ._weighted import WeightedPrompt
 
@@ -52,6 +52,7 @@ class LearningCurve(AbstractTable):
     stderr: float
     level: float = eqx.field(static=True)
     repeats: int = eqx.field(static=True)
+    bounds: tuple[float, float] = eqx.field(static=True)
 
     def at(self, rows: Sequence[float] | float) -> Band:
         """The fitted score on so many rows, with an interval; beyond those at hand it is extrapolated."""
@@ -61,7 +62,8 @@ class LearningCurve(AbstractTable):
         curves = self.fits[:, :1] + self.fits[:, 1:2] * m ** -self.fits[:, 2:]
         shift = self.stderr * np.random.default_rng(0).normal(size=(len(curves), 1))
         low, high = np.quantile(curves + shift, [(1 - self.level) / 2, (1 + self.level) / 2], axis=0)
-        return Band(m, curves[0], np.minimum(low, curves[0]), np.maximum(high, curves[0]))
+        score, low, high = (np.clip(x, *self.bounds) for x in (curves[0], low, high))
+        return Band(m, score, np.minimum(low, score), np.maximum(high, score))
 
     def to_dataset(self) -> "Dataset":
         """Scores by number of rows; the fit is in the attributes."""
@@ -90,6 +92,7 @@ def learning_curve(
     *,
     rows: Sequence[int] | None = None,
     repeats: int = 8,
+    bounds: tuple[float, float] = (-np.inf, np.inf),
     level: float = 0.9,
     seed: int = 0,
     batch: int = 16,
@@ -97,12 +100,14 @@ def learning_curve(
 ) -> LearningCurve:
     """The mean `score` of outputs on random subsets of the prompt's groups, by their number, and a fit to extrapolate.
 
-    Sizes are six from an eighth of the groups to all of them, unless `rows` gives others.
+    Sizes are six from an eighth of the groups to all of them, unless `rows` gives others. `bounds` are numbers that no
+    score can pass: (0, 1) for an accuracy.
     """
     n, repeats = groups_of(prompt, at_least=16), checks.count("repeats", repeats, at_least=2)
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level:g}; it must lie between 0 and 1, such as 0.9")
-    sizes = np.unique(np.asarray(rows if rows is not None else np.geomspace(n / 8, n, 6).round(), dtype=int))
+    check_level(level)
+    if not bounds[0] < bounds[1]:
+        raise ValueError(f"bounds are {bounds}; the first must be below the second")
+    sizes = np.unique(whole("rows", rows if rows is not None else np.geomspace(n / 8, n, 6).round()))
     if len(sizes) < 4 or sizes[0] < 1 or sizes[-1] > n:
         raise ValueError(f"rows are {sizes.tolist()}; give at least four different numbers from 1 to {n}")
     rng = np.random.default_rng(checks.count("seed", seed, at_least=0))
@@ -110,15 +115,16 @@ def learning_curve(
     with task(progress, "learning curve", repeats * len(sizes)) as advance:
         for m in sizes:
             outputs = outputs_at(prompt, subsets(rng, repeats if m < n else 1, n, int(m)), batch, advance)
-            found.append(np.array([float(score(each)) for each in outputs]))
-            if not np.isfinite(found[-1]).all():
-                raise ValueError(f"the score on {m} rows is not finite; it must be a number")
+            scores = [score(each) for each in outputs]
+            if not all(np.ndim(each) == 0 and np.isfinite(each) for each in scores):
+                raise ValueError(f"the score on {m} rows is {scores[0]}; it must be a finite number")
+            found.append(np.array(scores, dtype=float))
     means, spreads = (np.array([f(x) for x in found]) for f in (np.mean, _spread))
-    whole = sizes == n
-    share = sizes[~whole] / n
+    every = sizes == n
+    share = sizes[~every] / n
     # large subsets are most like all rows
-    variance = float(np.average(spreads[~whole] ** 2 * share / (1 - share), weights=share**2))
-    errors = np.where(whole, 0.0, spreads**2 / repeats)
+    variance = float(np.average(spreads[~every] ** 2 * share / (1 - share), weights=share**2))
+    errors = np.where(every, 0.0, spreads**2 / repeats)
     # a curve has no reason to pass exactly through any one point, all rows included
     precision = 1 / np.maximum(errors + np.mean(errors) / 4, np.finfo(float).tiny)
     again = np.stack([rng.choice(x, (_REFITS, len(x))).mean(axis=1) for x in found], axis=1)
@@ -130,6 +136,7 @@ def learning_curve(
         stderr=np.sqrt(variance),
         level=float(level),
         repeats=repeats,
+        bounds=bounds,
     )
 
 

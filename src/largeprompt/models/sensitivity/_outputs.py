@@ -1,10 +1,11 @@
 """Outputs of a weighted prompt and their gradients, in batches, as numbers that are known to be finite."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from largeprompt import _checks as checks
@@ -15,14 +16,34 @@ from ._weighted import WeightedPrompt
 
 def groups_of(prompt: WeightedPrompt, *, at_least: int = 2) -> int:
     """How many groups a prompt has, once they are enough."""
-    return checks.count("prompt.groups", prompt.groups, at_least=at_least)
+    return checks.count("prompt.groups", getattr(prompt, "groups", None), at_least=at_least)
+
+
+def check_level(level: float) -> None:
+    """Refuse what is no level of an interval."""
+    if not isinstance(level, int | float | np.floating) or not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie between 0 and 1, such as 0.9")
+
+
+def whole(name: str, numbers: Any) -> Int[np.ndarray, "..."]:
+    """Whole numbers as an array; what is cut to be one is refused."""
+    found = np.asarray(numbers)
+    if found.dtype.kind not in "iu":
+        if found.dtype.kind != "f" or not np.all(found == np.round(found)):
+            raise ValueError(f"{name} are {numbers}; they must be whole numbers")
+        found = found.astype(int)
+    return found
+
+
+def nobody(amount: float = 1.0, note: str = "") -> None:
+    """Nothing reads this progress."""
 
 
 def outputs_at(
     prompt: WeightedPrompt,
     weights: Float[np.ndarray, "r n"],
     batch: int,
-    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+    advance: Callable[..., None] = nobody,
 ) -> Float[np.ndarray, "r p"]:
     """Outputs at each row of weights, `batch` rows at a time; 0 leaves a group out."""
     found = []
@@ -37,7 +58,7 @@ def gradients_at(
     prompt: WeightedPrompt,
     weights: Float[np.ndarray, "r n"],
     batch: int,
-    advance: Callable[..., None] = lambda amount=1.0, note="": None,
+    advance: Callable[..., None] = nobody,
 ) -> tuple[Float[np.ndarray, "r p"], Float[np.ndarray, "r p n"]]:
     """Outputs at each row of weights, and their derivatives in the log-weights: one backward pass for each output."""
     values, slopes = [], []
@@ -71,6 +92,8 @@ def task(progress: Progress | None, name: str, total: float):
 
 def _finite(outputs: Tensor, rows: int) -> Tensor:
     """The outputs themselves, once they are finite numbers of the right shape."""
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"outputs are of type {type(outputs).__name__}; give a tensor of PyTorch, ({rows}, p)")
     if outputs.ndim != 2 or outputs.shape[0] != rows or not outputs.shape[1]:
         raise ValueError(f"outputs have shape {tuple(outputs.shape)} for {rows} rows of log-weights; give ({rows}, p)")
     if not bool(torch.isfinite(outputs).all()):

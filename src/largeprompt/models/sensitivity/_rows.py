@@ -72,7 +72,8 @@ def rows_for(prompt: WeightedPrompt | ErrorBars, error: float, **options: Any) -
         raise ValueError(f"{', '.join(options)}: error bars that are known take no options; give the prompt itself")
     bars = prompt if isinstance(prompt, ErrorBars) else error_bars(prompt, **options)
     slow = bars.exponent < _SLOWEST
-    why = f"the variance falls too slowly with the rows to say how many: like their power -{bars.exponent:.2f}"
+    falls = f"falls too slowly, like their power {-bars.exponent:.2f}" if bars.exponent > 0 else "does not fall at all"
+    why = f"with more rows the variance {falls}; how many are needed is not known"
     reason = tuple(each or (why if slow else "") for each in bars.reason)
     trusted = np.array([not each for each in reason])
     ratio = np.log(np.where(trusted, bars.stderr, 1.0) / error)

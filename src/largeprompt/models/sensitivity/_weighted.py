@@ -64,6 +64,8 @@ def weighted(log_weights: Tensor) -> Iterator[None]:
 
 
 def _check(log_weights: Tensor) -> None:
+    if not isinstance(log_weights, Tensor):
+        raise ValueError(f"log-weights are of type {type(log_weights).__name__}; give a tensor of PyTorch")
     if log_weights.ndim not in (1, 2) or not log_weights.is_floating_point():
         raise ValueError(
             f"log-weights have shape {tuple(log_weights.shape)} and type {log_weights.dtype}; they must be "

@@ -78,6 +78,7 @@ class TabPFNClassifier:
     def fit(self, X: Any, y: Any) -> "TabPFNClassifier":
         """Keep the labelled rows: numbers (categories as codes, NaN where missing) and their classes."""
         checks.count("members", self.members)
+        checks.count("seed", self.seed, at_least=0)
         self.network_ = self._network()
         values = _numbers("X", X)
         labels = np.asarray(y)
@@ -85,7 +86,11 @@ class TabPFNClassifier:
             raise ValueError(f"y has shape {labels.shape}; it must be ({len(values)},), one class for each row of X")
         if labels.dtype.kind == "f" and not np.isfinite(labels).all():
             raise ValueError(f"y[{np.flatnonzero(~np.isfinite(labels))[0]}] is not a number; every row needs its class")
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        try:
+            self.classes_, codes = np.unique(labels, return_inverse=True)
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in labels.tolist()}))
+            raise ValueError(f"y has classes of the types {kinds}; they must be of one, and none missing") from None
         self.n_features_in_ = values.shape[1]
         if len(self.classes_) < 2:
             raise ValueError(f"y has the one class {self.classes_[0]!r}; there must be at least two")
@@ -116,7 +121,10 @@ class TabPFNClassifier:
 
     def score(self, X: Any, y: Any) -> float:
         """The share of rows whose class is predicted."""
-        return float(np.mean(self.predict(X) == np.asarray(y)))
+        predicted, true = self.predict(X), np.asarray(y)
+        if predicted.shape != true.shape:
+            raise ValueError(f"y has shape {true.shape}; it must be {predicted.shape}, one class for each row of X")
+        return float(np.mean(predicted == true))
 
     def weighted_prompt(self, X: Any, *, of: Output = "logits", chosen: Any = None) -> TablePrompt:
         """Outputs for rows as a function of weights on the labelled rows: logits of all classes, row by row.
@@ -163,6 +171,11 @@ class TabPFNClassifier:
         return max(1, min(64, tokens // (prompt.tokens * self.members)))
 
     def _network(self) -> TabPFN:
+        try:
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # the second where PyTorch was built without it
+            said = str(error).splitlines()[0][:120]
+            raise ValueError(f"device is {self.device!r}, which PyTorch does not have here ({said})") from None
         network = self.network if self.network is not None else _loaded(self.checkpoint, self.fetch)
         return network.to(self.device)
 
@@ -189,6 +202,8 @@ def _loaded(checkpoint: str | Path | None, fetch: bool) -> TabPFN:
 def _numbers(name: str, X: Any) -> np.ndarray:
     """A table of numbers, with NaN where one is missing."""
     try:
+        if np.iscomplexobj(X):
+            raise ValueError("its numbers are complex")
         values = np.asarray(X, dtype=float)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} is no table of numbers ({error}); give categories as codes 0, 1, 2, …") from None

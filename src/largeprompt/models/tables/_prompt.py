@@ -1,7 +1,7 @@
 """A table as a prompt whose rows have weights."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class TablePrompt:
         of: Output = "logits",
         chosen: np.ndarray | None = None,
     ):
+        if of not in get_args(Output):
+            raise ValueError(f"of is {of!r}; it must be one of {', '.join(get_args(Output))}")
         device = network.encoder.weight.device
         # through float32, as published, to float64 for averages
         both = np.concatenate([table, rows]).astype(np.float32)
@@ -67,6 +69,8 @@ class TablePrompt:
 
     def logits(self, log_weights: Tensor) -> Tensor:
         """The mean over members of the logits (b, t, classes)."""
+        if log_weights.ndim != 2 or log_weights.shape[1] != self.groups:
+            raise ValueError(f"log-weights have shape {tuple(log_weights.shape)}; they must be (any, {self.groups})")
         log_weights = log_weights.to(self._table.device)
         return logits_of(self._network, self._table, self._labels, log_weights, self._members, self.classes)
 

@@ -20,6 +20,7 @@ from largeprompt.models.sensitivity import (
     learning_curve,
     rows_for,
 )
+from largeprompt.models.sensitivity._error_bars import check_options
 
 from ._classifier import TabPFNClassifier
 from ._csv import Table
@@ -102,8 +103,8 @@ class RowsStudy:
             f"If other rows had been drawn, the probability of a row's class would vary: the {level:g} % interval is "
             f"{np.median(high - low):.2g} wide for the median row (by {self.bars.method}); for {undecided} of {t} rows "
             "it contains ½.",
-            f"Twice as many rows: the mean loss is expected to go from {later.score[0]:.3g} to {later.score[1]:.3g} "
-            f"({later.low[1]:.3g} to {later.high[1]:.3g}).",
+            f"Twice as many rows: along the learning curve the mean loss goes from {later.score[0]:.3g} to "
+            f"{later.score[1]:.3g} ({later.low[1]:.3g} to {later.high[1]:.3g}).",
         ]
         known = self.needed.rows[np.isfinite(self.needed.rows)]
         if len(known):
@@ -112,15 +113,15 @@ class RowsStudy:
                 f"{_rounded(float(np.median(known)))} labelled rows."
             )
         else:
-            found.append(f"How many rows a given error needs is not to be said: {self.needed.reason[0]}.")
+            reason = max(self.needed.reason, key=self.needed.reason.count)
+            found.append(f"{reason[0].upper()}{reason[1:]}.")
         doubted = int(np.sum(~self.bars.trusted))
         if doubted:
             found.append(f"{doubted} of {t} intervals are not to be trusted; each row says why.")
         carried = np.sort(self.influence.values**2, axis=1)[:, ::-1].cumsum(axis=1)
-        half = np.argmax(carried >= carried[:, -1:] / 2, axis=1) + 1
-        found.append(
-            f"To first order, {np.median(half):.0f} of {n} labelled rows carry half of a prediction's variance."
-        )
+        half = round(float(np.median(np.argmax(carried >= carried[:, -1:] / 2, axis=1) + 1)))
+        verb = "carries" if half == 1 else "carry"
+        found.append(f"To first order, {half} of {n} labelled rows {verb} half of a prediction's variance.")
         return found
 
 
@@ -138,9 +139,7 @@ def study_rows(
     progress: Progress | None = None,
 ) -> RowsStudy:
     """Predict rows of a table that are held out from `rows` others, all drawn at random, and see what that rests on."""
-    labelled, out = split(table, rows, held_out, seed)
-    if not 0 < error < math.inf:
-        raise ValueError(f"error is {error:g}; it must be a positive standard error of log-odds, such as 0.25")
+    labelled, out = checked(table, rows, held_out, error, level, method, draws, seed)
     classes = np.array(table.classes)
     classifier.fit(table.values[labelled], table.labels[labelled])
     values, truth = table.values[out], table.labels[out]
@@ -158,11 +157,21 @@ def study_rows(
         logs[:, known] = log_softmax(outputs.reshape(len(out), -1), axis=1)
         return -float(np.mean(logs[np.arange(len(out)), truth]))
 
-    curve = learning_curve(classifier.weighted_prompt(values), loss, level=level, **options)
+    curve = learning_curve(classifier.weighted_prompt(values), loss, bounds=(0, math.inf), level=level, **options)
     settings = {"rows": len(labelled), "held_out": len(out), "members": classifier.members, "error": error}
     settings |= {"level": level, "method": bars.method, "draws": draws, "seed": seed}
     needed = rows_for(bars, error)
     return RowsStudy(table, labelled, out, probabilities, bars, carried, needed, curve, settings)
+
+
+def checked(
+    table: Table, rows: int | None, held_out: int, error: float, level: float, method: str, draws: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the labelled rows and of those held out, once all that is asked for can be done."""
+    check_options(level, method, draws)
+    if not 0 < error < math.inf:
+        raise ValueError(f"error is {error:g}; it must be a positive standard error of log-odds, such as 0.25")
+    return split(table, rows, held_out, seed)
 
 
 def split(table: Table, rows: int | None, held_out: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -60,6 +60,7 @@ def _page(study: RowsStudy, title: str) -> str:
             level=f"{100 * study.bars.level:g}",
             error=f"{study.needed.error:g}",
             now=len(study.labelled),
+            known=bool(np.isfinite(study.needed.rows).any()),
             files=FILES[1:],
             **embedded(__name__, "rows.css", "rows.js", _data(study)),
         )

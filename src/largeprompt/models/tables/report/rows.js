@@ -57,6 +57,7 @@
     draw(at("chart-curve"), [...traces, level([now, now], range)], axis(extent(traces, "x", true), true), axis(range, false));
   };
   const drawNeeded = () => {
+    if (!at("chart-needed")) return;  // no number is known
     const text = (row) => `line ${row.line}: ${Math.round(row.rows_needed).toLocaleString("en")} rows<br>(${Math.round(row.rows_low).toLocaleString("en")} to ${Math.round(row.rows_high).toLocaleString("en")})`;
     const known = points((row) => row.rows_needed, (row) => row.rows_low, (row) => row.rows_high, text);
     const ends = [-0.7, rows.length - 0.3];
