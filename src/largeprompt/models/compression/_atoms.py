@@ -26,7 +26,7 @@ SINKS = 4  # first tokens that are always kept
 RECENT = 32  # last tokens that are kept, at most an eighth of all that are
 RIDGE = 0.03  # in mean squared norms of a query's weights
 LEAST = 0.05  # weight of an atom, over that of its token
-FITTED = 1024  # queries of a head of keys that a fit uses, about
+FITTED = 1024  # queries of a head of keys that a fit uses, about; of a longer prompt, as many as it has tokens
 ROUNDS = 6  # of conjugate gradients
 
 
@@ -172,8 +172,8 @@ def _taken(layer: Layer, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _places(layer: Layer, offset: int) -> Tensor:
     """Every so many-th query: those with offset 0 are for fits, those with offset 1 for what is predicted of them."""
-    r, n = layer.future.queries.shape[2:4]
-    stride = max(2, -(-n * r // FITTED)) if n > 1 else 1
+    (r, n), L = layer.future.queries.shape[2:4], layer.keys.shape[2]
+    stride = max(2, -(-n * r // max(FITTED, L))) if n > 1 else 1  # with fewer queries than atoms, a fit goes astray
     return torch.arange(min(offset, n - 1), n, stride, device=layer.keys.device)
 
 
@@ -182,20 +182,21 @@ def _ridge(X: Tensor, target: Tensor) -> Tensor:
 
     By conjugate gradients, stopped early: errors on queries that the fit has not seen are then smaller than at its end.
     """
-    j, m = X.shape[-2:]
-    ridge = (RIDGE * X.square().sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny)[..., None, None]
+    (j, m), turned = X.shape[-2:], X.transpose(-1, -2)
+    squares = X.square()
+    ridge = (RIDGE * squares.sum(dim=(-1, -2)) / j + torch.finfo(X.dtype).tiny)[..., None, None]
     if j <= m:
-        return X.transpose(-1, -2) @ _solved(X @ X.transpose(-1, -2), ridge, target)
-    return _solved(X.transpose(-1, -2) @ X, ridge, X.transpose(-1, -2) @ target)
+        return turned @ _solved(X, turned, squares.sum(dim=-1)[..., None], ridge, target)
+    return _solved(turned, X, squares.sum(dim=-2)[..., None], ridge, turned @ target)
 
 
-def _solved(gram: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
-    """(gram + ridge)⁻¹ target, nearly: each column by conjugate gradients, scaled by the diagonal."""
-    inverse = 1 / (gram.diagonal(dim1=-2, dim2=-1)[..., None] + ridge)
+def _solved(A: Tensor, B: Tensor, diagonal: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
+    """(AB + ridge)⁻¹ target, nearly: each column by conjugate gradients, scaled by the diagonal of AB."""
+    inverse = 1 / (diagonal + ridge)
     found, left, direction = torch.zeros_like(target), target, inverse * target
-    size, least = (left * direction).sum(dim=-2, keepdim=True), torch.finfo(gram.dtype).tiny
+    size, least = (left * direction).sum(dim=-2, keepdim=True), torch.finfo(A.dtype).tiny
     for _ in range(ROUNDS):
-        moved = gram @ direction + ridge * direction
+        moved = A @ (B @ direction) + ridge * direction
         step = size / (direction * moved).sum(dim=-2, keepdim=True).clamp_min(least)
         found, left = found + step * direction, left - step * moved
         scaled = inverse * left

@@ -82,7 +82,8 @@ def alike(layers: Mapping[int, StoredLayer], alone: bool) -> Iterator[dict[int, 
         kinds.setdefault(kind, {})[number] = layer
     for kind in kinds.values():
         b, G = next(iter(kind.values())).keys.shape[:2]
-        most = max(1, _AT_ONCE // (b * G * FITTED * max(layer.width for layer in kind.values())))
+        width = max(layer.width for layer in kind.values())
+        most = max(1, _AT_ONCE // (b * G * max(FITTED, width) * width))
         numbers = list(kind)
         for first in range(0, len(numbers), most):
             yield {number: kind[number] for number in numbers[first : first + most]}
