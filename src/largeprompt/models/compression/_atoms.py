@@ -2,8 +2,8 @@ r"""A prompt as a shorter one with the same outputs for the queries to come: ato
 
 For a query $j$ of the law let $x_{ij}$ be the weight of token $i$ in the softmax over the prompt and all that the query
 will have read since, and $o_j$ the output. Taking token $i$ out moves the output by $-x_{ij}(v_i-o_j)$ to first order,
-so a token is worth $\overline{x_i}\,\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens kept,
-weight $a_i$ and value $u_i/a_i$ are fitted: the error of the output,
+so a token is worth $(\overline{x_i^2})^{1/2}\|W_O(v_i-\bar o)\|$, in the unit of the residual stream. Of the tokens
+kept, weight $a_i$ and value $u_i/a_i$ are fitted: the error of the output,
 
 $$\sum_{\rm kept}x_{ij}(u_i-a_io_j)-\sum_{\rm all}x_{ij}(v_i-o_j),$$
 
@@ -141,6 +141,8 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
     plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
     moved = plain + _ridge(X, target - X @ plain)
+    known = (kept < layer.keys.shape[2]).sum(dim=-1) <= X.shape[2]  # else they stay: few queries would lead them astray
+    moved = torch.where(known[..., None, None], moved, plain)
     weight = moved[..., -1:].clamp_min(LEAST)
     stands = moved[..., :-1] / weight + centre
     return Atoms(keys, stands, log_weights + weight[..., 0].log(), kept)
