@@ -89,15 +89,6 @@ def test_fitted_atoms_minimise_the_error_of_outputs(monkeypatch):
     np.testing.assert_allclose(atoms.values[0, 0], solution[:, :-1] / weight + centre, rtol=1e-2, atol=1e-3)
 
 
-def test_tokens_stay_as_they_are_where_there_are_fewer_queries_than_atoms():
-    layer = smooth(0, n=40)
-    for count, moves in ((40, True), (41, False)):
-        kept = choose(importance(layer, read(layer)), count, 4)
-        atoms, plain_ones = fitted(layer, read(layer), kept), taken(layer, kept)
-        assert torch.allclose(atoms.log_weights, plain_ones.log_weights, atol=1e-6) is not moves
-        assert torch.allclose(atoms.values, plain_ones.values, atol=1e-5) is not moves
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_fitted_atoms_are_nearer_than_the_same_tokens_on_queries_not_seen(seed):
     layer = smooth(seed)

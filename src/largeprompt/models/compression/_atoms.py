@@ -141,9 +141,6 @@ def fitted(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
     target = torch.cat([wanted - share * centre[:, :, None], share], dim=-1).reshape(b, G, X.shape[2], -1)
     plain = torch.cat([values - centre, torch.ones_like(values[..., :1])], dim=-1)
     moved = plain + _ridge(X, target - X @ plain)
-    queries = math.prod(layer.future.queries.shape[2:4])  # atoms beyond their number stay: a fit leads them astray
-    known = (kept < layer.keys.shape[2]).sum(dim=-1) <= queries
-    moved = torch.where(known[..., None, None], moved, plain)
     weight = moved[..., -1:].clamp_min(LEAST)
     stands = moved[..., :-1] / weight + centre
     return Atoms(keys, stands, log_weights + weight[..., 0].log(), kept)
