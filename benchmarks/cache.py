@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cache_tables import FULL, OURS, tables
+from cache_tables import FULL, OURS, QUICK, tables
 from presses import Kept, go_on, presses, read
 from texts import texts
 from torch import Tensor
@@ -73,12 +73,12 @@ class Setting:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def compressed(self, prompt: Tensor, numbers: int) -> CompressedCache:
+    def compressed(self, prompt: Tensor, numbers: int, **options: Any) -> CompressedCache:
         """A prompt read and compressed, with at most so many numbers stored."""
         config = self.model.config
         heads = config.num_key_value_heads
         size = 2 * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads) + heads + 1
-        cache = CompressedCache(self.model, tokens=numbers // (config.num_hidden_layers * heads * size))
+        cache = CompressedCache(self.model, tokens=numbers // (config.num_hidden_layers * heads * size), **options)
         self.model(prompt, past_key_values=cache, logits_to_keep=1)
         cache.compress()
         if cache.memory > numbers:
@@ -102,14 +102,17 @@ class Setting:
 def methods(setting: Setting, chosen: list[str] | None) -> dict[str, Callable[[Tensor, float], Any]]:
     """By name, a function that reads a prompt and keeps what is left when a share of it is removed."""
 
-    def ours(prompt: Tensor, removed: float) -> CompressedCache:
-        return setting.compressed(prompt, setting.numbers(int(prompt.shape[1] * (1 - removed))))
+    def ours(prompt: Tensor, removed: float, **options: Any) -> CompressedCache:
+        return setting.compressed(prompt, setting.numbers(int(prompt.shape[1] * (1 - removed))), **options)
 
     known = presses()
     unknown = set(chosen or ()) - set(known)
     if unknown:
         sys.exit(f"no press is called {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    found: dict[str, Callable[[Tensor, float], Any]] = {OURS: ours}
+    found: dict[str, Callable[[Tensor, float], Any]] = {
+        OURS: ours,
+        QUICK: lambda prompt, removed: ours(prompt, removed, fit=False, queries=256),
+    }
     for name in chosen if chosen is not None else known:
         found[name] = lambda prompt, removed, make=known[name]: read(setting.model, prompt, make(removed))
     return found

@@ -1,8 +1,9 @@
 """Claims: compressing a cache takes a small part of reading the prompt, and a token generated after it no longer.
 
 Measured on models of the shapes of SmolLM2-135M and Llama-3-8B with random weights, since time depends on shapes alone:
-seconds to read a prompt, to compress it (with all its queries, and with few), and seconds a token on the compressed
-cache, on a plain one of as many tokens and on the full one. Best of several, each kind in turn.
+seconds to read a prompt, to compress it (atoms fitted to its queries, and tokens kept as they are, chosen by few of
+these), and seconds a token on the compressed cache, on a plain one of as many tokens and on the full one. Best of
+several, each kind in turn.
 
     python benchmarks/cache_speed.py [--shapes smollm2 llama3] [--length 8192] [--keep 0.5 0.25] [--profile]
 """
@@ -28,6 +29,11 @@ SHAPES: dict[str, dict[str, Any]] = {
                "num_key_value_heads": 8, "vocab_size": 128256},
 }  # fmt: skip
 GENERATED = 32  # tokens
+WAYS: dict[str, dict[str, Any]] = {
+    "fitted": {},
+    "fitted to 1,024 queries": {"queries": 1024},
+    "not fitted, 256 queries": {"queries": 256, "fit": False},
+}
 
 
 def made(shape: str, device: str, dtype: torch.dtype) -> Any:
@@ -51,9 +57,9 @@ def seconds(action: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - began
 
 
-def compressed(model: Any, prompt: torch.Tensor, keep: float, queries: int, spent: list[float], device: str) -> Any:
+def compressed(model: Any, prompt: torch.Tensor, keep: float, way: str, spent: list[float], device: str) -> Any:
     """A prompt read and compressed; what the second took is added to a list."""
-    cache = CompressedCache(model, keep=keep, queries=queries)
+    cache = CompressedCache(model, keep=keep, **WAYS[way])
     model(prompt, past_key_values=cache, logits_to_keep=1)
     spent.append(seconds(cache.compress, device))
     return cache
@@ -84,18 +90,18 @@ def rows(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for keep in options.keep:
         row: dict[str, Any] = {"shape": shape, "L": options.length, "keep": keep}
-        spent: dict[int, list[float]] = {queries: [] for queries in options.queries}
+        spent: dict[str, list[float]] = {way: [] for way in options.ways}
         steps: dict[str, list[float]] = {"compressed": [], "plain": [], "full": []}
         reading = []
         for _ in range(options.rounds):
             reading.append(seconds(lambda: read(options.length), device))
-            caches = [compressed(model, prompt, keep, queries, spent[queries], device) for queries in options.queries]
+            caches = [compressed(model, prompt, keep, way, spent[way], device) for way in options.ways]
             steps["compressed"].append(generated(model, caches.pop(0), options.length, device))
             caches.clear()
             steps["plain"].append(generated(model, read(round(keep * options.length)), options.length, device))
             steps["full"].append(generated(model, read(options.length), options.length, device))
         row["reading"] = min(reading)
-        row |= {f"compressing, {n} queries, over reading": min(times) / min(reading) for n, times in spent.items()}
+        row |= {f"compressing, {way}, over reading": min(times) / min(reading) for way, times in spent.items()}
         row |= {f"a token, {name}": min(times) for name, times in steps.items()}
         found.append(row)
         print(json.dumps(row), flush=True)
@@ -108,13 +114,13 @@ def profile(model: Any, prompt: torch.Tensor, options: argparse.Namespace, shape
     """Where a compression spends its time, on the error stream."""
     from torch.profiler import ProfilerActivity, profile
 
-    for queries in options.queries:
-        cache = CompressedCache(model, keep=options.keep[0], queries=queries)
+    for way in options.ways:
+        cache = CompressedCache(model, keep=options.keep[0], **WAYS[way])
         model(prompt, past_key_values=cache, logits_to_keep=1)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
             cache.compress()
         table = found.key_averages().table(sort_by="self_device_time_total", row_limit=22, max_name_column_width=60)
-        print(shape, queries, table, file=sys.stderr, flush=True)
+        print(shape, way, table, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -122,7 +128,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["smollm2", "llama3"])
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--keep", type=float, nargs="+", default=[0.5, 0.25])
-    parser.add_argument("--queries", type=int, nargs="+", default=[8192, 512])
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")

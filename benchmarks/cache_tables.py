@@ -8,6 +8,7 @@ import numpy as np
 from presses import OURS as OUR_PRESS
 
 OURS, FULL = "CompressedCache", "full"
+QUICK = "CompressedCache, not fitted"  # tokens as they are, chosen by few queries
 AGAIN = ("KVzip", "KVzip, normalized")  # presses that read the prompt more than once
 CLAIMS = {0.5: 0.4, 0.75: 0.5, 0.9: 0.6}
 RESAMPLES = 4000
@@ -100,7 +101,7 @@ def _ratios(rows: list[dict], what: str) -> str:
             if row["removed"] == share:
                 values[row["method"]][row["text"]] = row[what]
         own = values.get(OURS, {})
-        apart = {OURS, OUR_PRESS} | (set() if again else set(AGAIN))
+        apart = {OURS, QUICK, OUR_PRESS} | (set() if again else set(AGAIN))
         rivals = {rival: x for rival, x in values.items() if rival not in apart and x.keys() >= own.keys()}
         whole = {rival: np.array([x[text] for text in own]) for rival, x in rivals.items()}
         if not own or not whole:

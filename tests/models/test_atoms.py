@@ -97,7 +97,7 @@ def test_fitted_atoms_are_nearer_than_the_same_tokens_on_queries_not_seen(seed):
     other = layer._replace(future=given(torch.randn(1, 1, 400, 6), layer.values))
     _, expected = plain(other)
     wrong, predicted = [], []
-    for atoms in (fitted(layer, reading, kept), taken(layer, kept)):
+    for atoms in (fitted(layer, reading, kept), taken(layer, reading, kept)):
         _, found = plain(other, *atoms[:3])
         root = np.asarray(layer.roots[0, 0, 0], float)
         wrong.append(np.linalg.norm((found - expected) @ root) / np.linalg.norm(expected @ root))

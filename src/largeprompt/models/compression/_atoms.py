@@ -12,7 +12,7 @@ least-squares problem for values and weights, held near the tokens themselves ($
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +56,9 @@ class Atoms(NamedTuple):
     values: Tensor  # (b, G, m, v)
     log_weights: Tensor  # (b, G, m)
     kept: Tensor  # (b, G, m): their places in the prompt
+
+
+Make = Callable[[Layer, Reading, Tensor], Atoms]  # from the places of the tokens that are kept
 
 
 def read(layer: Layer) -> Reading:
@@ -157,8 +160,8 @@ def revalued(layer: Layer, reading: Reading, keys: Tensor, values: Tensor) -> Te
     return values + _ridge(weights.flatten(2, 3), missing.flatten(2, 3))
 
 
-def taken(layer: Layer, kept: Tensor) -> Atoms:
-    """The tokens kept, as they are."""
+def taken(layer: Layer, reading: Reading, kept: Tensor) -> Atoms:
+    """The tokens kept, as they are: what `fitted` begins with."""
     return Atoms(*_taken(layer, kept), kept)
 
 
@@ -218,12 +221,12 @@ def relative_error(layer: Layer, reading: Reading, atoms: Atoms) -> Tensor:
 
 
 def smallest(
-    layer: Layer, reading: Reading, worth: Tensor, tolerance: float, sinks: int, recent: int, least: Tensor
+    layer: Layer, reading: Reading, make: Make, worth: Tensor, tolerance: float, sinks: int, least: Tensor
 ) -> Tensor:
     """The fewest atoms of each head of keys (G,), at least so many, whose predicted errors are within the tolerance."""
 
     def enough(counts: Tensor) -> Tensor:
-        atoms = fitted(layer, reading, choose(worth, counts[None], sinks, recent))
+        atoms = make(layer, reading, choose(worth, counts[None], sinks, RECENT))
         return (relative_error(layer, reading, atoms) <= tolerance).all(dim=-1).all(dim=0).cpu()
 
     return fewest(least.clamp_min(sinks), torch.full_like(least, layer.keys.shape[2]), enough)

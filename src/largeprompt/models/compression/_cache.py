@@ -29,6 +29,7 @@ from ._atoms import (
     roots_of,
     smallest,
     squares,
+    taken,
 )
 from ._rotation import is_rotated, rotation_of
 from ._share import Goal, counts_of
@@ -47,7 +48,8 @@ class CompressedCache(Cache):
     How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average
     over layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read,
     and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
-    come rests on. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
+    come rests on; without `fit`, the tokens kept stay as they are, for which a few hundred queries do: a small part of
+    the time, and larger errors. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
     how far their outputs are from those on it.
     The model's attention function is replaced by one that does what `sdpa` does with every other cache.
     """
@@ -61,9 +63,10 @@ class CompressedCache(Cache):
         tolerance: float | None = None,
         every: int = 256,
         queries: int = 8192,
+        fit: bool = True,
         check: int = 0,
     ):
-        self.goal = Goal(keep, tokens, tolerance)
+        self.goal, self._make = Goal(keep, tokens, tolerance), fitted if fit else taken
         self.every = checks.count("every", every)
         queries, self._check = checks.count("queries", queries, at_least=2), checks.count("check", check, at_least=0)
         layers = DynamicCache(config=model.config).layers  # transformers knows which of them have a window
@@ -116,7 +119,7 @@ class CompressedCache(Cache):
             self._compress(ready)
 
     def _compress(self, ready: dict[int, StoredLayer]) -> None:
-        stacks = [self._stack(part) for part in alike(ready, alone=self.goal.tolerance is not None)]
+        stacks = [self._stack(part) for part in alike(ready, self.goal.tolerance is not None, self._make is fitted)]
         worth, sizes, readings = [], [], []
         for stack in stacks:
             problem = stack.problem()
@@ -148,8 +151,9 @@ class CompressedCache(Cache):
             earlier = torch.tensor(layer.atoms or [0] * flat.shape[1])
             before = torch.arange(flat.shape[-1], device=flat.device) < layer.width - layer.fresh
             flat = flat.masked_fill(before & (flat >= 0), math.inf)
-            counts = smallest(problem, reading, flat, tolerance, min(SINKS, flat.shape[-1]), RECENT, earlier)[None]
-        atoms = fitted(problem, reading, choose(flat, counts.repeat_interleave(b, dim=0), SINKS, RECENT))
+            sinks = min(SINKS, flat.shape[-1])
+            counts = smallest(problem, reading, self._make, flat, tolerance, sinks, earlier)[None]
+        atoms = self._make(problem, reading, choose(flat, counts.repeat_interleave(b, dim=0), SINKS, RECENT))
         errors = GROWTH * relative_error(problem, reading, atoms).flatten(1)
         for row, (number, layer) in enumerate(zip(stack.numbers, stack.layers, strict=True)):
             rows = slice(b * row, b * (row + 1))

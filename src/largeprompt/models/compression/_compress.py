@@ -124,7 +124,7 @@ def compress(
 
         tokens = int(fewest(torch.tensor([min(SINKS, L)]), torch.tensor([L]), enough))
         all_tokens = torch.arange(L, device=worth.device)[None, None]
-        whole = _head(layer, reading, taken(layer, all_tokens), None)
+        whole = _head(layer, reading, taken(layer, reading, all_tokens), None)
         found.append(_within(layer, reading, worth, tokens, gaussian) if tokens < L else whole)
     return found
 

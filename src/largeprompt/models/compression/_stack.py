@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ._atoms import FITTED, Layer
-from ._future import Future, Rotation, replayed
+from ._future import PIECE, Future, Rotation, replayed
 from ._stored import StoredLayer
 
-_AT_ONCE = 2**28  # weights of a fit that are held at a time
+_AT_ONCE = 2**28  # weights of a fit that are held at a time; on a GPU, one for 32 bytes of its free memory
 
 
 class Stack:
@@ -72,7 +72,7 @@ class Stack:
         return Layer(keys, values, log_weights, problem.scale, Future(*(x[rows] for x in problem.future)), roots)
 
 
-def alike(layers: Mapping[int, StoredLayer], alone: bool) -> Iterator[dict[int, StoredLayer]]:
+def alike(layers: Mapping[int, StoredLayer], alone: bool, fit: bool) -> Iterator[dict[int, StoredLayer]]:
     """Layers that fit into one stack, as many as memory allows; each by itself if `alone`."""
     kinds: dict[tuple, dict[int, StoredLayer]] = {}
     for number, layer in layers.items():
@@ -81,9 +81,15 @@ def alike(layers: Mapping[int, StoredLayer], alone: bool) -> Iterator[dict[int, 
         kind = (number if alone else 0, shape, layer.scale, layer.keys.device, layer.keys.dtype, segments)
         kinds.setdefault(kind, {})[number] = layer
     for kind in kinds.values():
-        b, G = next(iter(kind.values())).keys.shape[:2]
-        width = max(layer.width for layer in kind.values())
-        most = max(1, _AT_ONCE // (b * G * max(FITTED, width) * width))
+        first = next(iter(kind.values()))
+        (b, G), width = first.keys.shape[:2], max(layer.width for layer in kind.values())
+        queries = sum(segment.queries[0, :, :, 0].numel() for segment in first.segments())
+        held = b * G * max(FITTED, width) * width if fit else b * queries * PIECE
+        most = max(1, _at_once(first.keys.device) // held)
         numbers = list(kind)
-        for first in range(0, len(numbers), most):
-            yield {number: kind[number] for number in numbers[first : first + most]}
+        for begin in range(0, len(numbers), most):
+            yield {number: kind[number] for number in numbers[begin : begin + most]}
+
+
+def _at_once(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] // 32 if device.type == "cuda" else _AT_ONCE
