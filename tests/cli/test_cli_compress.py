@@ -99,6 +99,16 @@ def test_losses_memory_and_errors_are_measured(command, home, text):
         assert settings["loss_before"] == pytest.approx(float(model(ids, labels=labels).loss), rel=1e-5)
 
 
+def test_without_a_fit_errors_are_larger(command, home, text):
+    asked = ("compress", str(home / "llama"), "--text", text, "--keep", "25%", *LENGTHS, "--json")
+    errors = {}
+    for option in ("--fit", "--no-fit"):
+        code, out, err = command(*asked, option)
+        assert (code, err) == (0, "")
+        errors[option] = strict(out)["settings"]["median_error"]
+    assert errors["--no-fit"] > errors["--fit"]
+
+
 def test_keeping_all_changes_nothing_and_shares_are_written_in_two_ways(command, home, text):
     found = {}
     for keep in ("100%", "50%", "0.5"):

@@ -137,11 +137,13 @@ def test_gradients_find_a_sentence_that_is_looked_up(points):
     assert found > 5 * whole * (1 - whole)
 
 
-def test_budgets_are_spent_in_full():
+def test_budgets_are_spent_in_full_or_on_gradients_where_ablations_would_be_few():
     for budget in range(3, 60):
         gradients, others = shares(budget)
-        assert 3 * gradients + others == budget
-        assert others >= 0
+        assert gradients >= 1
+        assert others == 0 or others >= 6
+        assert 0 <= budget - 3 * gradients - others <= 2
+        assert budget < 9 or 3 * gradients + others == budget
 
 
 def test_a_result_prints_plots_and_has_all_numbers():

@@ -134,6 +134,28 @@ def test_what_is_kept_and_counted(name, ids):
     assert sum(sum(layer.atoms) for layer in cache.stored.values()) == 2 * G * 45
 
 
+def test_without_a_fit_tokens_stay_as_they_are(ids):
+    model = made("llama")
+    caches: list[Any] = [CompressedCache(model, keep=0.4, fit=fit) for fit in (False, True)]
+    for cache in caches:
+        model(ids, past_key_values=cache)
+    before = (
+        [layer.keys[0, :, :90].clone() for layer in caches[0].stored.values()],
+        [layer.values[0, :, :90].clone() for layer in caches[0].stored.values()],
+    )
+    for cache in caches:
+        cache.compress()
+    for i, layer in caches[0].stored.items():
+        keys, values, log_weights = layer.whole()
+        for g, count in enumerate(layer.atoms):
+            pairs = torch.cat([keys[0, g, -count:], values[0, g, -count:]], dim=1)
+            tokens = torch.cat([before[0][i][g], before[1][i][g]], dim=1)
+            assert (pairs[:, None] == tokens).all(dim=-1).any(dim=1).all()
+            assert (log_weights[0, g, -count:] == 0).all()
+    errors = [torch.cat(list(cache.errors.values())).mean() for cache in caches]
+    assert errors[1] < 0.7 * errors[0]
+
+
 def test_more_is_kept_for_a_smaller_tolerance(ids):
     model = made("llama")
     atoms = []

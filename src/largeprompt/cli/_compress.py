@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from largeprompt.models import Effect
 
 FILES = ("compression.png", "compression.json")
+QUICK = 256  # queries that choose tokens which are not fitted
 
 
 @app.command()
@@ -25,6 +26,9 @@ def compress(
     keep: Annotated[str | None, typer.Option(help="Share of the tokens that is kept: 25% or 0.25.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens that a head of keys keeps, on average.")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Relative error that each head's output may have.")] = None,
+    fit: Annotated[
+        bool, typer.Option(help="Fit the tokens kept to what they stand for; without, quicker, with larger errors.")
+    ] = True,
     length: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 1024,
     continuation: Annotated[int, typer.Option(help="Tokens after the prompt, on which the loss is measured.")] = 256,
     out: Out = Path("results"),
@@ -38,7 +42,7 @@ def compress(
             raise ValueError(f"{name} is {given}; it must be at least 2")
     goal = _goal(model, keep, tokens, tolerance)
     writable_folder(out, "--out", files=FILES)
-    found = _effect(model, text, length, continuation, goal)
+    found = _effect(model, text, length, continuation, goal | {"fit": fit} | ({} if fit else {"queries": QUICK}))
     data = found.to_dataset().assign_attrs(model=f"{name_of(model)} ({found.model})", text=text.name)
     by_head = {"errors": found.errors, "atoms_of_head": found.atoms}
     numbers = records(data.drop_vars(list(by_head)))
@@ -82,7 +86,7 @@ def _share(text: str) -> float:
     return found
 
 
-def _effect(model: str, text: Path, length: int, continuation: int, goal: dict[str, Any]) -> "Effect":
+def _effect(model: str, text: Path, length: int, continuation: int, options: dict[str, Any]) -> "Effect":
     from largeprompt import models
     from largeprompt.models import _load
 
@@ -94,7 +98,7 @@ def _effect(model: str, text: Path, length: int, continuation: int, goal: dict[s
     if words is not None:
         remark_unknown(tokenizer, ids)
     with running(model) as view:
-        return models.compression_effect(network, ids, length, **goal, progress=view)
+        return models.compression_effect(network, ids, length, **options, progress=view)
 
 
 def _write(out: Path, found: "Effect", numbers: dict[str, Any]) -> list[Path]:

@@ -109,9 +109,13 @@ def roots_of(projections: Tensor | None, shape: Sequence[int], device: torch.dev
     """Roots (layers, G, r, v, v) from the matrices (layers, heads, v, residual) of ways out; else unit matrices."""
     if projections is None:
         return torch.eye(shape[-1], device=device).expand(1, *shape, -1)
-    gram = projections.double() @ projections.double().transpose(-1, -2)
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    diagonal.add_(1e-12 * diagonal.mean(dim=(-1, -2), keepdim=True) + torch.finfo(torch.float64).tiny)
+    flat = projections.flatten(0, 1)
+    if flat.is_cuda and flat.dtype in (torch.float16, torch.bfloat16):  # products of such numbers are exact in float32
+        gram = torch.bmm(flat, flat.mT, out_dtype=torch.float32)
+    else:
+        gram = flat.double() @ flat.double().mT
+    diagonal, least = gram.diagonal(dim1=-2, dim2=-1), torch.finfo(gram.dtype)
+    diagonal.add_(16 * least.eps * diagonal.mean() + least.tiny)
     return torch.linalg.cholesky(gram).float().reshape(-1, *shape, shape[-1])
 
 

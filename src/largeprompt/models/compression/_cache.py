@@ -48,9 +48,9 @@ class CompressedCache(Cache):
     How much stays is one of: `keep`, a share of the tokens read so far; `tokens`, for each head of keys, on average
     over layers; `tolerance`, the relative error of each head's output. A prompt is compressed once it has been read,
     and then again whenever `every` more tokens have come. `queries` bounds how many of its queries the law of those to
-    come rests on; without `fit`, the tokens kept stay as they are, for which a few hundred queries do: a small part of
-    the time, and larger errors. With `check`, all that was stored stays until so many more tokens have come, and `differences` says
-    how far their outputs are from those on it.
+    come rests on. Without `fit` the tokens kept stay as they are, and a few hundred queries do: a small part of the
+    time, and larger errors. With `check`, all that was stored stays until so many more tokens have come, and
+    `differences` says how far their outputs are from those on it.
     The model's attention function is replaced by one that does what `sdpa` does with every other cache.
     """
 

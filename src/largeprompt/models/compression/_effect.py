@@ -134,13 +134,14 @@ def compression_effect(
     tokens: int | None = None,
     tolerance: float | None = None,
     queries: int = 8192,
+    fit: bool = True,
     progress: Progress | None = None,
 ) -> Effect:
     """What it costs to compress the first `length` of a text's token ids: the model reads them, then those that follow.
 
-    One of `keep`, `tokens` and `tolerance` says how much stays, as for `CompressedCache`. The first token that follows
-    is predicted from the full prompt in any case, so losses are those of the tokens after it. The model is left as it
-    was.
+    One of `keep`, `tokens` and `tolerance` says how much stays; `queries` and `fit` are those of `CompressedCache`. The
+    first token that follows is predicted from the full prompt in any case, so losses are those of the tokens after it.
+    The model is left as it was.
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"model is of type {type(model).__name__}; it must be a transformers model")
@@ -153,7 +154,7 @@ def compression_effect(
     model.eval()
     try:
         with torch.no_grad(), progress.task(_TASK, 4) as advance:
-            cache = CompressedCache(model, **goal, queries=queries)  # pyright: ignore[reportArgumentType]
+            cache = CompressedCache(model, **goal, queries=queries, fit=fit)  # pyright: ignore[reportArgumentType]
             _check_causal(model, ids)
             full_losses = _losses(_logits(model, ids[:, :-1], ids.shape[1] - length - 1), ids)
             advance(1, "reading the prompt")

@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 _ROOM = 256  # tokens by which a buffer grows
 _AT_ONCE = 512  # queries that are read together, so that no matrix of all pairs is held
 _STEP = 16  # rows: kernels want masks of so many, or a multiple
-_SERIAL = 2**14  # rows that a GPU reads one after another for one query
+_SERIAL = 2**11  # rows that a GPU reads one after another for one query
 
 
 class Ragged:
@@ -22,19 +22,21 @@ class Ragged:
 
     def __init__(self, counts: Sequence[int], device: torch.device):
         self.counts, self.rows, self.most = list(counts), sum(counts), max(counts)
-        number = torch.tensor(self.counts, device=device)
-        self.owner = torch.arange(len(counts), device=device).repeat_interleave(number, output_size=self.rows)
-        self.filled = torch.arange(self.most, device=device) >= self.most - number[:, None]  # (G, most): aligned right
+        # found on the processor: a mask of a GPU would have to be waited for
+        number, place = torch.tensor(self.counts)[:, None], torch.arange(self.most)
+        filled = place >= self.most - number  # (G, most): aligned right
+        found = torch.stack([*(place < number).nonzero().T, filled.flatten().nonzero()[:, 0]]).to(device)
+        self.owner, self._left, self._right = found[0], self.most * found[0] + found[1], found[2]
+        self.filled = filled.to(device)
 
     def padded(self, flat: Tensor, missing: float = 0.0) -> Tensor:
         """Rows (b, rows, …) as (b, G, most, …), those of each head at the right."""
-        made = flat.new_full((flat.shape[0], *self.filled.shape, *flat.shape[2:]), missing)
-        made[:, self.filled] = flat[:, : self.rows]
-        return made
+        made = flat.new_full((flat.shape[0], self.filled.numel(), *flat.shape[2:]), missing)
+        return made.index_copy_(1, self._right, flat[:, : self.rows]).unflatten(1, self.filled.shape)
 
     def flat(self, padded: Tensor) -> Tensor:
         """The rows (b, rows, …) of (b, G, most or more, …), those of each head at the left."""
-        return padded[:, :, : self.most][:, self.filled.flip(-1)]
+        return padded[:, :, : self.most].flatten(1, 2).index_select(1, self._left)
 
 
 class RaggedTokens:

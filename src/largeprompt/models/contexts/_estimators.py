@@ -23,6 +23,7 @@ LEAST = GRADIENT  # of a budget
 # pairs of the development; beyond three gradients, ablations say more for the same passes
 _NODES = {1: ((-3.0,), 2.0), 2: ((0.0, -3.0), 1.2), 3: ((0.0, -3.0, -6.0), 1.2)}
 MOST_NODES = max(_NODES)
+_FEWEST = 6  # ablations: fewer move what gradients say by more than they know
 _LEAST_WEIGHT = 1e-3
 
 
@@ -56,9 +57,13 @@ class _Run:
 
 
 def shares(budget: int) -> tuple[int, int]:
-    """How many gradients and how many ablations a budget is spent on."""
-    points = min(MOST_NODES, budget // GRADIENT)
-    return points, budget - GRADIENT * points
+    """How many gradients and how many ablations a budget is spent on; no ablations where they would be too few."""
+    most = min(MOST_NODES, budget // GRADIENT)
+    for points in range(most, 0, -1):
+        others = budget - GRADIENT * points
+        if others == 0 or others >= _FEWEST:
+            return points, others
+    return most, 0
 
 
 def nodes(points: int) -> Float[np.ndarray, " k"]:

@@ -2,7 +2,7 @@ r"""How many rows a prompt needs for an output with a given standard error.
 
 Over redraws of a prompt the variance of an output falls like $n^{-\gamma}$: from a standard error $s$ at $n$ rows, an
 error $\varepsilon$ needs $n\,(s/\varepsilon)^{2/\gamma}$. The errors of $\log s^2$ and of $\gamma$ give that of its
-logarithm.
+logarithm. Where $\gamma$ was measured, beyond the rows at hand it may be another.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import Dataset
 
+_DRIFT = 0.2  # by which the exponent beyond the rows differs from that before: root mean square over six tables
 _SLOWEST = 0.3  # exponent: below, a tenth of it changes the rows by more than their own number
 
 
@@ -78,7 +79,8 @@ def rows_for(prompt: WeightedPrompt | ErrorBars, error: float, **options: Any) -
     trusted = np.array([not each for each in reason])
     ratio = np.log(np.where(trusted, bars.stderr, 1.0) / error)
     power = max(bars.exponent, _SLOWEST)
-    spread = np.hypot(np.sqrt(2 / bars.freedom) / power, 2 * ratio * bars.exponent_stderr / power**2)
+    of_power = np.hypot(bars.exponent_stderr, _DRIFT) if bars.exponent_stderr else 0.0
+    spread = np.hypot(np.sqrt(2 / bars.freedom) / power, 2 * ratio * of_power / power**2)
     reach = stats.norm.ppf((1 + bars.level) / 2) * spread
     rows = np.where(trusted, bars.groups * np.exp(2 * ratio / power), np.nan)
     low, high = rows * np.exp(-reach), rows * np.exp(reach)
