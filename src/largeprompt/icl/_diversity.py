@@ -76,7 +76,7 @@ def pretraining_risk(task: FiniteTasks, L: int | float, n: int | float, ridge: f
     of_query, right = np.linalg.eigh(np.asarray(own.query_Sigma, float))
     c = np.maximum(values, 0)[:, None] * np.maximum(of_query, 0)
     c = np.where(c > 1e-13 * c.max(), c, 0)
-    xi = _effective_ridge(lambda xi: np.sum(c / np.where(c > 0, c + xi, 1)), np.sum(c > 0), n, ridge)
+    xi = _effective_ridge(lambda xi: np.sum(c / np.where(c > 0, c + xi, 1)), float(np.sum(c > 0)), n, ridge)
     share = c / np.where(c > 0, c + xi, 1)
     target = left.T @ best @ right
     bias = np.sum(((1 - share) * target) ** 2 * c)

@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,8 +52,7 @@ class FiniteTasks(AbstractTask):
     @property
     def gaussian(self) -> LinearRegression:
         r"""The regression with $w\sim\mathcal N(0,\Omega_m)$."""
-        own = self.regression
-        return LinearRegression(own.Sigma, own.noise, self.Omega, own.query_Sigma)
+        return eqx.tree_at(lambda regression: regression.Omega, self.regression, self.Omega)
 
     def _draw(self, key: PRNGKeyArray) -> Instance:
         of_task, of_query, of_noise = jax.random.split(key, 3)

@@ -41,10 +41,17 @@ class OverCounts(AbstractRisk):
     def method(self) -> str:
         return "exact over counts, one-dimensional quadrature"
 
+    def attention(self, layer: AbstractLayer) -> Float[Array, "n q"]:
+        r"""$E\,a_i$, the mean weight of each covariate at each query."""
+        X, log_p = _atoms(self.task.covariates)
+        scores = X @ blocks(merged_form(layer), self.task).A @ _atoms(self.task.queries)[0].T
+        unit = jnp.eye(len(X), dtype=X.dtype)
+        return jax.lax.map(lambda s: count_moments(s, log_p, self.L, unit, unit)[0], scores.T, batch_size=16).T
+
     def by_query(self, layer: AbstractLayer) -> Float[Array, " q"]:
         r"""The risk at each query: $\tfrac12E\|RWX^\top a - Wx_q\|^2$ and what noise adds."""
         task, parts = self.task, blocks(merged_form(layer), self.task)
-        X, log_p, Z = _atoms(task.covariates)[0], _atoms(task.covariates)[1], _atoms(task.queries)[0]
+        (X, log_p), (Z, _) = _atoms(task.covariates), _atoms(task.queries)
         k, Omega, scores = task.targets, task.Omega, X @ parts.A @ Z.T
         size, trace = jnp.sum(parts.R**2), jnp.trace(parts.R)
 
