@@ -84,38 +84,48 @@ def attention_flow(
     record = increasing_times(times)
     begin = jnp.zeros((task.d, task.d)) if start is None else checks.matrix("start", start, task.d, task.d)
 
-    def layer(A) -> SoftmaxAttention:
-        return from_blocks(aligned_blocks(A, 1.0, task), SoftmaxAttention)
-
-    function = risk_function(layer(begin), task, L)
+    function = risk_function(_layer(begin, task), task, L)
     assert isinstance(function, OverCounts)
+    A = checks.result("the flow", _solve(function, begin, record, float(checks.number("rtol", rtol, at_least=1e-14))))
+    moving, weights, risks = _readings(function, A)
+    return AttentionFlow(record, A, moving, weights, risks, risks @ jnp.exp(task.covariates.log_masses()))
 
-    @eqx.filter_jit
-    def velocity(t, A, function):
-        return -jax.grad(lambda A: function.of_layer(layer(A)))(A)
 
-    end = record[-1]
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(velocity),
+def _layer(A: Float[Array, "d d"], task: RegressionOn) -> SoftmaxAttention:
+    return from_blocks(aligned_blocks(A, 1.0, task), SoftmaxAttention)
+
+
+@eqx.filter_jit
+def _velocity(t, A, function: OverCounts):
+    return -jax.grad(lambda A: function.of_layer(_layer(A, function.task)))(A)
+
+
+@eqx.filter_jit
+def _solve(function: OverCounts, begin: Float[Array, "d d"], times: Float[Array, " t"], rtol: float):
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(_velocity),
         diffrax.Tsit5(),
-        t0=jnp.zeros_like(end),
-        t1=end,
-        dt0=1e-6 * end,
+        t0=jnp.zeros_like(times[-1]),
+        t1=times[-1],
+        dt0=1e-6 * times[-1],
         y0=begin,
         args=function,
-        saveat=diffrax.SaveAt(ts=record),
-        stepsize_controller=diffrax.PIDController(rtol=float(checks.number("rtol", rtol, at_least=1e-14)), atol=1e-9),
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=1e-9),
         max_steps=2**16,
         adjoint=diffrax.ForwardMode(),
-    )
-    A = checks.result("the flow", jnp.asarray(solution.ys))
+    ).ys
 
-    @jax.jit
-    def readings(A):
-        return velocity(0.0, A, function), function.attention(layer(A)), function.by_query(layer(A))
 
-    moving, weights, risks = jax.lax.map(readings, A)
-    return AttentionFlow(record, A, moving, weights, risks, risks @ jnp.exp(task.covariates.log_masses()))
+@eqx.filter_jit
+def _readings(function: OverCounts, matrices: Float[Array, "t d d"]):
+    """Velocity, mean weights and risks by query at each time."""
+
+    def at_one_time(A):
+        layer = _layer(A, function.task)
+        return _velocity(0.0, A, function), function.attention(layer), function.by_query(layer)
+
+    return jax.lax.map(at_one_time, matrices)
 
 
 def time_to_attend(attention: float, K: int) -> float:

@@ -1,3 +1,5 @@
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -91,26 +93,24 @@ def discrete_risk(
     if law is not None and (law.d, law.targets) != (task.dim - 1, 1):
         raise ValueError(f"on has {law.d} covariates and {law.targets} targets; it must have {task.dim - 1} and 1")
     losses = _losses(task, task.regression if law is None else law, L, law is None, checks.key_or_default(key), n)
-    losses = np.asarray(losses)
     stderr = losses.std(ddof=1) / np.sqrt(n)
     return Estimate(jnp.asarray(losses.mean()), jnp.asarray(stderr), f"Monte Carlo over {n} prompts")
 
 
-def _losses(task: FiniteTasks, law: LinearRegression, L: int, own: bool, key: PRNGKeyArray, n: int):
-    half, of_Omega = root(law.Sigma), root(law.Omega)
-
-    def loss(key):
-        of_task, of_x, of_noise = jax.random.split(key, 3)
-        i = jax.random.randint(of_task, (), 0, task.tasks.shape[0])
-        w = task.tasks[i] if own else of_Omega @ jax.random.normal(of_task, (law.d,))
-        X = jax.random.normal(of_x, (L, law.d)) @ half
-        Y = X @ w + jnp.sqrt(law.noise) * jax.random.normal(of_noise, (L,))
-        misfit = jnp.sum((Y - task.tasks @ X.T) ** 2, axis=1)
-        off = _weights(misfit, task.regression.noise) @ task.tasks - w
-        return (law.noise + off @ law.query_Sigma @ off) / 2
-
-    size = max(1, min(n, 2**20 // (task.tasks.shape[0] * L)))
-    return jax.jit(lambda keys: jax.lax.map(loss, keys, batch_size=size))(jax.random.split(key, n))
+def _losses(task: FiniteTasks, law: LinearRegression, L: int, own: bool, key: PRNGKeyArray, n: int) -> np.ndarray:
+    # NumPy: a simulation that JAX would compile again for each number of tasks and length
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    half, of_Omega, S = (np.asarray(M, float) for M in (root(law.Sigma), root(law.Omega), law.query_Sigma))
+    tasks, d, found = np.asarray(task.tasks, float), law.d, []
+    for start in range(0, n, size := max(1, 2**21 // (L * (len(tasks) + d)))):
+        b = min(size, n - start)
+        w = tasks[rng.integers(len(tasks), size=b)] if own else rng.normal(size=(b, d)) @ of_Omega
+        X = rng.normal(size=(b, L, d)) @ half
+        Y = np.einsum("bld,bd->bl", X, w) + math.sqrt(float(law.noise)) * rng.normal(size=(b, L))
+        misfit = np.sum((Y[:, None] - tasks @ X.transpose(0, 2, 1)) ** 2, axis=2)
+        off = np.asarray(jax.vmap(_weights, (0, None))(jnp.asarray(misfit), task.regression.noise)) @ tasks - w
+        found.append((float(law.noise) + np.sum((off @ S) * off, axis=1)) / 2)
+    return np.concatenate(found)
 
 
 def _weights(misfit: Float[Array, " m"], noise: Float[Array, ""]) -> Float[Array, " m"]:

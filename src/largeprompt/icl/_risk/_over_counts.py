@@ -46,7 +46,7 @@ class OverCounts(AbstractRisk):
         X, log_p = _atoms(self.task.covariates)
         scores = X @ blocks(merged_form(layer), self.task).A @ _atoms(self.task.queries)[0].T
         unit = jnp.eye(len(X), dtype=X.dtype)
-        return jax.lax.map(lambda s: count_moments(s, log_p, self.L, unit, unit)[0], scores.T, batch_size=16).T
+        return _each(lambda s: count_moments(s, log_p, self.L, unit, unit)[0], scores.T).T
 
     def by_query(self, layer: AbstractLayer) -> Float[Array, " q"]:
         r"""The risk at each query: $\tfrac12E\|RWX^\top a - Wx_q\|^2$ and what noise adds."""
@@ -62,7 +62,7 @@ class OverCounts(AbstractRisk):
             error = size * square - 2 * trace * (mean @ Omega @ z) + k * label
             return (error + size * task.noise * noise + k * task.noise) / 2
 
-        return jax.lax.map(of_query, (scores.T, Z), batch_size=16)
+        return _each(of_query, (scores.T, Z))
 
     def of_layer(self, layer: AbstractLayer) -> Float[Array, ""]:
         """The mean over queries."""
@@ -104,6 +104,12 @@ def count_moments(
     alone = (weighted * e) @ jnp.stack([jnp.sum((X @ Omega) * X, axis=1), jnp.ones_like(p)], axis=1)
     square = single @ alone[:, 0] + pairs @ jnp.sum((m @ Omega) * m, axis=1)
     return first @ m, square, single @ alone[:, 1]
+
+
+def _each(function, queries):
+    """A function of every query: all at once, or one by one where the nodes of all would fill much memory."""
+    q, n = jax.tree.leaves(queries)[0].shape
+    return jax.vmap(function)(queries) if q * n * NODES <= 2**24 else jax.lax.map(function, queries)
 
 
 def _log_mean(exponents: Float[Array, "t n"], p: Float[Array, " n"], log_p: Float[Array, " n"]) -> Float[Array, " t"]:
