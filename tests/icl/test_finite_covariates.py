@@ -61,9 +61,7 @@ def test_prompts_of_the_package_have_this_risk_and_gradient():
     assert_close_in_sigmas(sampled.value, exact.value, sampled.stderr)
     sampled, exact = risk_gradient(LAYER, TASK, 7, method="sampled", rtol=1.0), risk_gradient(LAYER, TASK, 7)
     for name in ("U", "V"):
-        assert_close_in_sigmas(
-            getattr(sampled.layer, name), getattr(exact.layer, name), getattr(sampled.stderr, name)
-        )
+        assert_close_in_sigmas(getattr(sampled.layer, name), getattr(exact.layer, name), getattr(sampled.stderr, name))
 
 
 def test_the_risk_of_long_prompts_tends_to_that_of_the_law():

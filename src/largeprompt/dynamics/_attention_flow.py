@@ -78,17 +78,19 @@ def attention_flow(
     The covariates of the task are finitely many (`Empirical`), so that the vector field is exact at every length. The
     value matrix stays $(0, 1)$. Huang, Cheng and Liang (2024), arXiv 2310.05249, for orthonormal covariates.
     """
-    finite = type(task) is RegressionOn and type(task.covariates) is Empirical and task.queries is task.covariates
-    if not finite or task.targets != 1:
-        raise ValueError("the task must be RegressionOn(Empirical(points, weights)), with one target and no own queries")
+    covariates = task.covariates if type(task) is RegressionOn and task.queries is task.covariates else None
+    if type(covariates) is not Empirical or task.targets != 1:
+        raise ValueError(
+            "the task must be RegressionOn(Empirical(points, weights)), with one target and no own queries"
+        )
     record = increasing_times(times)
     begin = jnp.zeros((task.d, task.d)) if start is None else checks.matrix("start", start, task.d, task.d)
 
     function = risk_function(_layer(begin, task), task, L)
     assert isinstance(function, OverCounts)
-    A = checks.result("the flow", _solve(function, begin, record, float(checks.number("rtol", rtol, at_least=1e-14))))
+    A = checks.result("the flow", _solved(function, begin, record, float(checks.number("rtol", rtol, at_least=1e-14))))
     moving, weights, risks = _readings(function, A)
-    return AttentionFlow(record, A, moving, weights, risks, risks @ jnp.exp(task.covariates.log_masses()))
+    return AttentionFlow(record, A, moving, weights, risks, risks @ jnp.exp(covariates.log_masses()))
 
 
 def _layer(A: Float[Array, "d d"], task: RegressionOn) -> SoftmaxAttention:
@@ -101,8 +103,8 @@ def _velocity(t, A, function: OverCounts):
 
 
 @eqx.filter_jit
-def _solve(function: OverCounts, begin: Float[Array, "d d"], times: Float[Array, " t"], rtol: float):
-    return diffrax.diffeqsolve(
+def _solved(function: OverCounts, begin: Float[Array, "d d"], times: Float[Array, " t"], rtol: float) -> Array:
+    solution = diffrax.diffeqsolve(
         diffrax.ODETerm(_velocity),
         diffrax.Tsit5(),
         t0=jnp.zeros_like(times[-1]),
@@ -114,7 +116,8 @@ def _solve(function: OverCounts, begin: Float[Array, "d d"], times: Float[Array,
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=1e-9),
         max_steps=2**16,
         adjoint=diffrax.ForwardMode(),
-    ).ys
+    )
+    return jnp.asarray(solution.ys)
 
 
 @eqx.filter_jit
@@ -131,7 +134,7 @@ def _readings(function: OverCounts, matrices: Float[Array, "t d d"]):
 def time_to_attend(attention: float, K: int) -> float:
     r"""When the flow on `K` balanced orthonormal covariates gives the query's own one the weight `attention`.
 
-    For infinite prompts and $A(0) = 0$ the weight obeys $\dot a = \frac{K}{(K-1)^2}a^2(1-a)^3$ from $a(0) = 1/K$, so that
+    For infinite prompts and $A(0) = 0$ the weight obeys $\dot a = \frac{K}{(K-1)^2}a^2(1-a)^3$, $a(0) = 1/K$, so that
     $$t = \frac{(K-1)^2}{K}\Big[-\frac1a+3\log\frac a{1-a}+\frac2{1-a}+\frac1{2(1-a)^2}\Big]_{1/K}^{a}:$$
     about $K^2$ until attention is reached, then $K/2\varepsilon^2$ until it is $1-\varepsilon$.
     """

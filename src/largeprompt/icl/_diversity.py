@@ -2,7 +2,8 @@ r"""Linear attention trained on few tasks and few prompts, tested on its own tas
 
 The layer predicts $\hat sAx_q$ with $\hat s = \frac1L\sum y_lx_l^\top$: a linear regression on the $d^2$ features
 $\hat s^\top x_q^\top$, whose second moment is $S\otimes\Sigma_q$ with
-$S = (1+\frac1L)\Sigma\Omega_m\Sigma + \frac{\mathrm{tr}\,\Sigma\Omega_m+s^2}{L}\Sigma$. The tasks enter by $\Omega_m$ alone.
+$S = (1+\frac1L)\Sigma\Omega_m\Sigma + \frac{\mathrm{tr}\,\Sigma\Omega_m+s^2}{L}\Sigma$. The tasks enter by their second
+moment $\Omega_m$ alone.
 """
 
 import math
@@ -91,9 +92,7 @@ def pretraining_risk(task: FiniteTasks, L: int | float, n: int | float, ridge: f
     return TaskRisks(exactly(v / 2, how), exactly(mean + noise / 2, how))
 
 
-def asymptotic_risks(
-    alpha: float, kappa: float, tau: float, noise: float = 0.0, ridge: float = 0.0
-) -> TaskRisks:
+def asymptotic_risks(alpha: float, kappa: float, tau: float, noise: float = 0.0, ridge: float = 0.0) -> TaskRisks:
     r"""The limit of `pretraining_risk` for $L = \alpha d$, $m = \kappa d$, $n = \tau d^2$, $d\to\infty$.
 
     Isotropic covariates, $w\sim\mathcal N(0, I/d)$ and `ridge` $/d$ as penalty. With $x = (1+s^2)/\alpha$,
@@ -121,7 +120,7 @@ def asymptotic_risks(
 
 
 def marchenko_pastur(z: float, kappa: float) -> tuple[float, float]:
-    r"""$M(z) = \lim\frac1d\mathrm{tr}\,(R+z)^{-1}$ and $M'(z)$ for $R = \frac1m\sum w_iw_i^\top$, $w_i\sim\mathcal N(0,I_d)$.
+    r"""$M(z) = \lim\frac1d\mathrm{tr}\,(R+z)^{-1}$ and $M'(z)$ for $R = \frac1m\sum w_iw_i^\top$, normal $w_i$.
 
     $M = 2/(b+\sqrt{b^2+4z/\kappa})$ with $b = z+1-1/\kappa$, $m = \kappa d$: the root of
     $\frac z\kappa M^2 + bM = 1$, so that $M' = -(M^2/\kappa+M)/(2zM/\kappa+b)$.
@@ -149,8 +148,10 @@ def ridge_pretrained(
         raise ValueError(f"n is {n} and d is {d}; the fit holds n·d² numbers, and at most 2^28 of them")
     rng = np.random.default_rng(np.asarray(jax.random.key_data(checks.key_or_default(key))).ravel())
     half, of_query, s = (np.asarray(root(M), float) for M in (law.Sigma, law.query_Sigma, law.Omega))
-    w = np.asarray(task.tasks)[rng.integers(len(task.tasks), size=n)] if isinstance(task, FiniteTasks) else (
-        rng.normal(size=(n, d)) @ s
+    w = (
+        np.asarray(task.tasks)[rng.integers(len(task.tasks), size=n)]
+        if isinstance(task, FiniteTasks)
+        else (rng.normal(size=(n, d)) @ s)
     )
     x, eta = rng.normal(size=(n, d)) @ of_query, math.sqrt(float(law.noise))
     shown = np.empty((n, d))

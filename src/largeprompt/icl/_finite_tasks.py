@@ -117,7 +117,9 @@ def _weights(misfit: Float[Array, " m"], noise: Float[Array, ""]) -> Float[Array
     """The posterior of the tasks; without noise, equal on those that fit to rounding."""
     off = misfit - misfit.min()
     sharp = off <= 1e-12 * (1 + misfit.min())
-    return jax.nn.softmax(jnp.where(noise > 0, -off / jnp.where(noise > 0, 2 * noise, 1), jnp.where(sharp, 0, -jnp.inf)))
+    return jax.nn.softmax(
+        jnp.where(noise > 0, -off / jnp.where(noise > 0, 2 * noise, 1), jnp.where(sharp, 0, -jnp.inf))
+    )
 
 
 def as_finite_tasks(task: object) -> FiniteTasks:

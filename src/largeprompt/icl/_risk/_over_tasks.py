@@ -1,7 +1,7 @@
 r"""Risks on finitely many tasks: given $W$ the tokens are Gaussian, so that a mean over the tasks is all that is left.
 
-With $G = V\Gamma_WU$ on the query's covariates, $a = \mathrm{tr}\,V\Gamma_WV^\top$ and
-$\nu = E\,u^\top\Gamma_Wu$, $2R_L(W) = \mathrm{tr}\,(G-W)\Sigma_q(G-W)^\top + s^2 + (a\nu + \mathrm{tr}\,G\Sigma_qG^\top)/L$.
+With $G = V\Gamma_WU$ on the query's covariates, $a = \mathrm{tr}\,V\Gamma_WV^\top$ and $\nu = E\,u^\top\Gamma_Wu$,
+$2R_L(W) = \mathrm{tr}\,(G-W)\Sigma_q(G-W)^\top + s^2 + (a\nu + \mathrm{tr}\,G\Sigma_qG^\top)/L$.
 """
 
 import equinox as eqx

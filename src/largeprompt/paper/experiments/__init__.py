@@ -27,7 +27,7 @@ FIGURES: dict[str, Experiment] = {
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted(_found(Claim), key=lambda claim: (claim.key[0], int(claim.key[1:])))
 }
-"""By key: C1 … are what the figures are said to show, T1 … what the theory says, F1 … what others say of finite sets."""
+"""By key: C1 … are what the figures are said to show, T1 … what the theory says, F1 … what others prove."""
 
 
 def settings(choice: Choice) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Phases(Computation):
     def _compute(self, progress: Progress) -> xr.Dataset:
         names = ("frequent", "rare", "switch", "balanced")
         times = {name: np.zeros(len(self.features)) for name in names}
-        grid = np.geomspace(3e-2, 12, 120)
+        grid, short, weights = np.geomspace(3e-2, 12, 120), math.nan, np.zeros(0)
         with progress.task(self.title, len(self.features)) as advance:
             for i, K in enumerate(self.features):
                 clock = K * K * grid
@@ -158,13 +158,18 @@ class Phases(Computation):
                 flow = attention_flow(uneven, math.inf, clock)
                 times["frequent"][i], times["rare"][i] = flow.first(0.75)[:2]
                 falling, rising = -np.asarray(flow.velocity[:, 0, 1]), np.asarray(flow.velocity[:, 1, 1])
+                weights = np.asarray(flow.attention)
                 times["switch"][i] = clock[np.argmax(rising > falling)]
                 advance(1, f"K = {K}")
         K = self.features[-1]
-        weights = np.asarray(flow.attention)
-        shown = {"frequent query": weights[:, 0, 0], "rare query": weights[:, 1, 1], "rare on frequent": weights[:, 0, 1]}
+        shown = {
+            "frequent query": weights[:, 0, 0],
+            "rare query": weights[:, 1, 1],
+            "rare on frequent": weights[:, 0, 1],
+        }
         return xr.Dataset(
-            {name: ("K", value) for name, value in times.items()} | {"attention": (("what", "t"), list(shown.values()))}
+            {name: ("K", value) for name, value in times.items()}
+            | {"attention": (("what", "t"), list(shown.values()))}
             | {"short": ((), short)},
             {"K": list(self.features), "t": K * K * grid, "what": list(shown)},
             {"length": self.length},
@@ -197,7 +202,7 @@ class RisksByTasks(Experiment):
         here = data.isel(alpha=-1).sel(on="fresh")
         first, last = (f"{float(here.average[i]):.3f} for {int(here.m[i])}" for i in (0, -1))
         return [
-            f"d = {data.attrs['d']}, L = {int(here.alpha)}d: the risk on fresh tasks falls from {first} tasks to {last}.",
+            f"d = {data.attrs['d']}, L = {int(here.alpha)}d: the risk on fresh tasks is {first} tasks and {last}.",
             f"Gap between fresh and own tasks at m = d/2: {join_gaps(data, 0.5)}; at m = 2d: {join_gaps(data, 2.0)}.",
         ]
 
@@ -228,8 +233,8 @@ class AttentionInPhases(Experiment):
 
     words: ClassVar[str] = "Attention on orthonormal covariates along training, one of them in half of the tokens"
     advice: ClassVar[str] = (
-        "A query of the frequent covariate attends to it first. A rare query first takes its attention off the frequent "
-        "covariate, and finds its own much later."
+        "A query of the frequent covariate attends to it first. A rare query first takes its attention off the "
+        "frequent covariate, and finds its own much later."
     )
 
     def _phases(self, choice: Choice) -> Phases:
@@ -264,7 +269,7 @@ class AttentionInPhases(Experiment):
     def summary(self, data: xr.Dataset) -> list[str]:
         last = data.isel(K=-1)
         return [
-            f"K = {int(last.K)}: the frequent query gives its covariate a weight of 0.75 at time {float(last.frequent):.0f}, "
+            f"K = {int(last.K)}: the frequent query gives its covariate 0.75 at {float(last.frequent):.0f}, "
             f"a rare one at {float(last.rare):.0f}; its leading change switches at {float(last.switch):.0f}.",
             f"Balanced covariates have half of the attention at time {float(last.balanced / last.K**2):.2f} K².",
         ]
@@ -318,13 +323,21 @@ def _transition(data: xr.Dataset) -> Finding:
     The gap between fresh and own tasks at the longer prompts over that at the shorter ones: it stays for half as many
     tasks as dimensions (above 0.8), and goes for twice as many (below 0.2).
     """
-    checks = []
-    for kappa, relation, target in ((0.5, ">", 0.8), (2.0, "<", 0.2)):
-        gap, error = _gaps(data, kappa)
-        share = float(gap[-1] / gap[0])
-        spread = abs(share) * math.hypot(error[-1] / gap[-1], error[0] / gap[0])
-        checks.append(Check(f"m = {kappa:g}d: gap left", share, relation, target, spread))
-    return Finding(tuple(checks))
+    below, of_below = _share_left(data, 0.5)
+    above, of_above = _share_left(data, 2.0)
+    return Finding(
+        (
+            Check("m = d/2: share of the gap that is left", below, ">", 0.8, of_below),
+            Check("m = 2d: share of the gap that is left", above, "<", 0.2, of_above),
+        )
+    )
+
+
+def _share_left(data: xr.Dataset, kappa: float) -> tuple[float, float]:
+    """The gap at the longest prompts over that at the shortest, and its error."""
+    gap, error = _gaps(data, kappa)
+    share = float(gap[-1] / gap[0])
+    return share, abs(share) * math.hypot(error[-1] / gap[-1], error[0] / gap[0])
 
 
 @claim("F3", "Huang, Cheng and Liang (arXiv 2310.05249), abstract", PHASES, role="context")
