@@ -86,6 +86,7 @@ def count_moments(
     if math.inf == L:
         mean = X.T @ jax.nn.softmax(scores + log_p)
         return mean, mean @ Omega @ mean, jnp.zeros(())
+    L = float(L)  # JAX has no whole numbers past 2^63
     there = jnp.isfinite(log_p)  # an atom of weight 0 has a score, and no part in the scale
     p = jnp.exp(log_p)
     top = jax.lax.stop_gradient(jnp.max(jnp.where(there, scores, -jnp.inf)))
