@@ -9,7 +9,8 @@ import pytest
 
 import largeprompt as lp
 from catalogue import matrix
-from largeprompt.icl import OverCounts, RegressionOn, risk, risk_function, risk_gradient
+from largeprompt.icl import RegressionOn, risk, risk_function, risk_gradient
+from largeprompt.icl._risk._over_counts import OverCounts
 from significance import assert_close_in_sigmas
 
 POINTS, P = 0.8 * matrix(1, 3, 2), np.array([0.5, 0.3, 0.2])

@@ -12,7 +12,8 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractTable, axes, dataset
 from largeprompt._typing import Numbers
 from largeprompt.attention import SoftmaxAttention
-from largeprompt.icl import OverCounts, RegressionOn, aligned_blocks, from_blocks, risk_function
+from largeprompt.icl import RegressionOn, aligned_blocks, from_blocks, risk_function
+from largeprompt.icl._risk._over_counts import OverCounts
 from largeprompt.measures import Empirical
 
 from ._flow import increasing_times

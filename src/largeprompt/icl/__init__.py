@@ -50,7 +50,6 @@ from ._risk._estimates import risk_gradient as risk_gradient
 from ._risk._expansion import risk_expansion as risk_expansion
 from ._risk._expansion import risk_rate as risk_rate
 from ._risk._nodes import widened as widened
-from ._risk._over_counts import OverCounts as OverCounts
 from ._risk._selector import risk_function as risk_function
 from ._stationary._search import StationaryPoint as StationaryPoint
 from ._stationary._search import stationary_points as stationary_points
