@@ -268,6 +268,7 @@ def test_every_public_result_prints_itself():
     silent = {kind.__name__ for kind in modules if not issubclass(kind, AbstractShown)}
     assert silent == {"AbstractRisk", "Training"} | {"AbstractTrainer", "ReferenceTrainer"} & silent
     assert {kind.__name__ for kind in modules if issubclass(kind, AbstractTable)} == {
+        "AttentionFlow",
         "Deviation",
         "Prediction",
         "Trajectory",

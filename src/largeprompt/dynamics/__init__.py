@@ -1,5 +1,8 @@
 """How a layer learns: gradient flow at any prompt length, its conserved quantities and its known limits."""
 
+from ._attention_flow import AttentionFlow as AttentionFlow
+from ._attention_flow import attention_flow as attention_flow
+from ._attention_flow import time_to_attend as time_to_attend
 from ._conserved import conserved_quantities as conserved_quantities
 from ._flow import Trajectory as Trajectory
 from ._flow import gradient_flow as gradient_flow

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from largeprompt.attention import AbstractAttention, Merged
 
-from ._regression import LinearRegression
+from ._regression import AbstractRegression
 
 
 class Blocks(NamedTuple):
@@ -21,14 +21,14 @@ class Blocks(NamedTuple):
     R: Float[Array, "k k"]
 
 
-def blocks(attention: AbstractAttention, task: LinearRegression) -> Blocks:
+def blocks(attention: AbstractAttention, task: AbstractRegression) -> Blocks:
     """The blocks of a layer whose last outputs are the prediction."""
     d, k = task.d, task.targets
     V = attention.V[attention.outputs - k :]
     return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
 
 
-def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: LinearRegression) -> Blocks:
+def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: AbstractRegression) -> Blocks:
     """The blocks of a layer that scores covariates by covariates and reads labels only: P = C = 0, R = rI."""
     k = task.targets
     zero = jnp.zeros((k, task.d), A.dtype)

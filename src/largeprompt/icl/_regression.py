@@ -98,8 +98,12 @@ class LinearRegression(AbstractRegression):
 
     def _draw(self, key: PRNGKeyArray) -> Instance:
         of_task, of_query, of_noise = jax.random.split(key, 3)
+        W = jax.random.normal(of_task, (self.targets, self.d), self.Sigma.dtype) @ root(self.Omega)
+        return self._given(W, of_query, of_noise)
+
+    def _given(self, W: Float[Array, "k d"], of_query: PRNGKeyArray, of_noise: PRNGKeyArray) -> Instance:
+        """An instance with these coefficients."""
         dtype = self.Sigma.dtype
-        W = jax.random.normal(of_task, (self.targets, self.d), dtype) @ root(self.Omega)
         x = root(self.query_Sigma) @ jax.random.normal(of_query, (self.d,), dtype)
         half, eta = root(self.Sigma), jnp.sqrt(self.noise) * jnp.eye(self.targets, dtype=dtype)
         image = jnp.block([[half, jnp.zeros((self.d, self.targets), dtype)], [W @ half, eta]])

@@ -12,14 +12,17 @@ from largeprompt.attention import AbstractLayer, WeightMoments, kind_of, merged_
 from largeprompt.attention._forms import described
 
 from .._blocks import blocks
+from .._finite_tasks import FiniteTasks
 from .._prompt import refuse_beyond_memory
-from .._regression import LinearRegression
+from .._regression import AbstractRegression, LinearRegression, RegressionOn
 from .._task import AbstractTask, as_predictor, as_task
 from ._abstract import AbstractRisk, pooled
 from ._closed_form import ClosedForm
 from ._nodes import LONG, REPLICATES, power_of_two, regression_nodes
+from ._over_counts import OverCounts, is_finite
 from ._over_instances import OverInstances
 from ._over_nodes import OverNodes
+from ._over_tasks import OverTasks
 from ._quadrature import AlignedQuadrature
 
 Method = Literal["auto", "sampled"]
@@ -47,6 +50,9 @@ def risk_function(
     if method not in ("auto", "sampled"):
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
+    known = None if obstacle is not None else _on_finite_sets(layer, task, L)
+    if known is not None:
+        return known
     if obstacle is not None or type(task) is not LinearRegression:
         keys = jax.random.split(generator, draws)
         function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason=str(obstacle))
@@ -69,16 +75,32 @@ def risk_function(
 
 def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float, query_in_prompt: bool) -> str | None:
     """Why the moments of the layer's output are not known exactly, in words; None where they are."""
+    kind, waits = kind_of(layer), query_in_prompt and math.inf > L
+    if type(task) is FiniteTasks and ((kind == "linear" and not waits) or (kind == "softmax" and math.inf == L)):
+        return None
+    if type(task) is RegressionOn and kind == "softmax" and not waits and is_finite(task) and is_aligned(layer, task):
+        return None
     if type(task) is not LinearRegression:  # a subclass may draw or judge otherwise
         return f"no formula is known for a task of type {type(task).__name__}"
-    if kind_of(layer) is None:
+    if kind is None:
         return f"no formula is known for a layer {described(layer)}"
     if kind_of(layer) == "softmax" and query_in_prompt and math.inf > L:
         return "no formula is known for softmax attention with the query in the prompt"
     return None
 
 
-def is_aligned(layer: AbstractLayer, task: LinearRegression) -> bool:
+def _on_finite_sets(layer: AbstractLayer, task: AbstractTask, L: int | float) -> AbstractRisk | None:
+    """The exact risk where tasks or covariates are finitely many; None elsewhere."""
+    if type(task) is FiniteTasks:
+        reason = f"{'linear attention' if kind_of(layer) == 'linear' else 'an infinite prompt'} on finitely many tasks"
+        length = checks.real_length(L, task.tasks.dtype)
+        return OverTasks(task=task.regression, tasks=task.tasks, L=length, reason=reason)
+    if type(task) is RegressionOn:
+        return OverCounts(task=task, L=L, reason="softmax attention with P = C = 0 on finitely many covariates")
+    return None
+
+
+def is_aligned(layer: AbstractLayer, task: AbstractRegression) -> bool:
     """Whether a (U, V) layer has P = C = 0: then by the symmetry W → −W the gradient has it too."""
     merged = merged_form(layer)
     if merged is not layer:  # K, Q, V, O of such a product need not stay so
