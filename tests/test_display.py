@@ -272,4 +272,5 @@ def test_every_public_result_prints_itself():
         "Prediction",
         "Trajectory",
         "Ladder",
+        "Generalisation",
     }
