@@ -143,14 +143,12 @@ def heat_map(
 
     low, high = color_limits([values]) if limits is None else limits
     values = np.asarray(values, float)
-    image = ax.imshow(
-        np.ma.masked_invalid(np.clip(values, low, high)), cmap="viridis", norm=LogNorm(low, high), aspect="auto"
-    )
+    cells = np.ma.masked_invalid(np.clip(values, low, high))
+    image = ax.imshow(cells, cmap="viridis", norm=LogNorm(low, high), aspect="auto", origin="lower")
     ax.set_facecolor("0.85")
     for name, labels in (("x", columns), ("y", rows)):
         ax.set(**{f"{name}ticks": range(len(labels)), f"{name}ticklabels": labels})
     ax.tick_params(length=0)
-    ax.invert_yaxis()
     for (i, j), value in np.ndenumerate(values):
         dark = np.isfinite(value) and np.log(np.clip(value, low, high) / low) < 0.6 * np.log(high / low)
         ax.text(j, i, cell_text(value), ha="center", va="center", color="white" if dark else "black", fontsize="small")
@@ -159,7 +157,7 @@ def heat_map(
 
 def color_limits(tables: Sequence[np.ndarray]) -> tuple[float, float]:
     """The least and greatest of all positive finite numbers, apart from each other."""
-    found = np.concatenate([np.ravel(np.asarray(table, float)) for table in tables])
+    found = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(table, float)) for table in tables)])
     found = found[np.isfinite(found) & (found > 0)]
     low, high = (float(found.min()), float(found.max())) if found.size else (1.0, 1.0)
     return low, max(high, 1.01 * low)
@@ -167,7 +165,7 @@ def color_limits(tables: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def length_text(L: float) -> str:
     """A prompt length for a table or an axis."""
-    return "∞" if np.isposinf(L) else f"{L:g}" if L >= 1e6 else str(int(L))
+    return "∞" if np.isposinf(L) else f"{L:g}".replace("e+0", "e").replace("e+", "e") if L >= 1e6 else str(int(L))
 
 
 def cell_text(value: float) -> str:

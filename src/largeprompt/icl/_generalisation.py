@@ -52,9 +52,10 @@ class Generalisation(AbstractTable):
     @property
     def ratio(self) -> Float[np.ndarray, "a t k l"]:
         """The risk over the least one of the test: 1 for a layer that is best there, also where both are 0."""
-        none = self.excess <= _ROUNDING * np.abs(self.risk)
+        best, least = self.excess <= _ROUNDING * np.abs(self.risk), self.optimum[:, None]
+        nothing = least <= _ROUNDING * np.abs(self.risk)  # but for rounding
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(none, 1.0, self.risk / self.optimum[:, None])
+            return np.where(best, 1.0, np.where(nothing, np.inf, self.risk / least))
 
     def to_dataset(self) -> "Dataset":
         import xarray as xr  # a second of imports that only a reader of results needs
@@ -73,7 +74,8 @@ class Generalisation(AbstractTable):
         if np.isnan(self.optimum[i, k]).all():
             values, what = self.risk[i, :, k], "risk"
         ax = axes(ax)
-        image = heat_map(ax, values, *([length_text(L) for L in of] for of in (self.trained_at, self.tested_at)))
+        rows, columns = ([length_text(L) for L in lengths] for lengths in (self.trained_at, self.tested_at))
+        image = heat_map(ax, values, rows, columns)
         title = ", ".join(name for name in (self.attention[i], self.tests[k]) if name)
         ax.set(xlabel="length of the test", ylabel="length of training", title=title)
         ax.figure.colorbar(image, ax=ax, label=what)
@@ -147,7 +149,7 @@ def generalisation(
                         place = i, trained.index(checks.prompt_length(length)), k, m
                         risks[place], errors[place] = float(found.value), float(found.stderr)
                 advance(1, f"L = {length_text(L)}")
-    return Generalisation(tuple(layers), trained, tuple(named), tested, risks, errors, optima)
+    return Generalisation(tuple(map(str, layers)), trained, tuple(map(str, named)), tested, risks, errors, optima)
 
 
 def _increasing(name: str, lengths: Iterable[Length]) -> tuple[Length, ...]:
