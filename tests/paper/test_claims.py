@@ -140,12 +140,14 @@ def test_every_claim_has_a_role_and_tests_are_counted_apart():
     assert {key for key, role in roles.items() if role == "bound"} == {"T3", "T4"}
     assert {key for key, role in roles.items() if role == "context"} == {"T15"}
     assert all(role == "test" for key, role in roles.items() if key.startswith("C"))
+    assert {key for key, role in roles.items() if role == "own"} == {"S1", "S2", "S3"}
     entries = [{"role": role, "verdict": VERDICTS[0]} for role in roles.values()]
     entries[0]["verdict"] = VERDICTS[3]
-    tests, rest, context = counted(entries)
+    tests, rest, own, context = counted(entries)
     n = list(roles.values()).count("test")
     assert tests == f"{n} tests of the paper: {n - 1} holds, 1 does not hold"
-    assert rest.startswith(f"{len(roles) - n - 1} identities and bounds")
+    assert rest.startswith(f"{len(roles) - n - 4} identities and bounds")
+    assert own == "3 statements of our own: 3 holds"
     assert context == "1 for context: 1 holds"
 
 

@@ -72,7 +72,9 @@ def generalise(
     if not layers and not changed:
         data["mismatch_rate"] = "attention", [float(mismatch_rate(task, kind)) for kind in kinds]
     data.attrs |= {name: _plain(known) for name, known in settings.items() if known is not None}
-    data.attrs["test"] = ", ".join(f"{name.replace("_", " ")} {_plain(known)}" for name, known in changed.items())
+    data.attrs["test"] = ", ".join(
+        f"{name} {_plain(known)}".replace("query_", "query ") for name, known in changed.items()
+    )
     title = f", test with {data.test}" if data.test else ""
     maps = tuple(heat_map(f"{name}{title}", data.sel(attention=name)) for name in data.attention.values)
     files = written(out, "generalise", drawing.draw(Chart(maps, columns=2)), data)

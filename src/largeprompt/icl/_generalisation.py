@@ -103,7 +103,7 @@ def _place(what: str, name: str | None, names: Sequence[str]) -> int:
 
 
 def optimal_layers(
-    task: LinearRegression, lengths: Iterable[Length], attention: Iterable[Kind] = ("softmax", "linear")
+    task: LinearRegression, lengths: Iterable[Length], attention: Iterable[str] = ("softmax", "linear")
 ) -> dict[str, dict[Length, AbstractLayer]]:
     """The best layers of each length, by attention: what training at these lengths can reach."""
     lengths = [checks.prompt_length(L) for L in lengths]
