@@ -85,14 +85,16 @@ class Generalisation(AbstractTable):
         shown, what = self.ratio, RATIO
         if np.isnan(self.optimum).any():
             shown, what = self.risk, "risk"
+        named = self.tests != ("",)
         rows = [
-            [name, length_text(trained), test, *(f"{value:.4g}" for value in shown[i, j, k])]
+            [name, length_text(trained), *([test] if named else []), *(f"{value:.4g}" for value in shown[i, j, k])]
             for i, name in enumerate(self.attention)
             for k, test in enumerate(self.tests)
             for j, trained in enumerate(self.trained_at)
             if not np.isnan(self.risk[i, j, k]).all()
         ]
-        return f"Generalisation ({what})", ["attention", "trained at", "test", *map(length_text, self.tested_at)], rows
+        names = ["attention", "trained at", *(["test"] if named else []), *map(length_text, self.tested_at)]
+        return f"Generalisation ({what})", names, rows
 
 
 def _place(what: str, name: str | None, names: Sequence[str]) -> int:
