@@ -148,8 +148,8 @@ def _square_of_the_difference(data: xr.Dataset) -> Finding:
 
 @claim("S2", "beyond Section 5", OTHER_LENGTHS, role="own")
 def _softmax_against_linear(data: xr.Dataset) -> Finding:
-    """For the least risk of its own kind, softmax attention trained on 100 tokens or more loses more than linear
-    attention at every other length; trained on 10 tokens it loses less on longer prompts.
+    """As a share of the least risk of its own kind, softmax attention trained on 100 tokens or more loses more than
+    linear attention at every other length; trained on 10 tokens it loses less on longer prompts.
 
     The exact risk over the least risk of the tested length, softmax less linear, at every pair of lengths.
     """
