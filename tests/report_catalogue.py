@@ -5,7 +5,7 @@ import json
 import numpy as np
 import xarray as xr
 
-from largeprompt.paper.chart import BLUE, GREY, PURPLE, VERMILION, Chart, Panel, Series, level
+from largeprompt.paper.chart import BLUE, GREY, PURPLE, VERMILION, Chart, HeatMap, Panel, Series, level
 from largeprompt.paper.claims import VERDICTS
 from largeprompt.paper.experiment import Experiment
 
@@ -65,7 +65,26 @@ class RiskAlongTraining(Experiment):
         return [NASTY]
 
 
-FIGURES = {"1a": Gap("1a"), "9": RiskAlongTraining("9")}
+class Maps(Experiment):
+    """Two heat maps with common colours, a cell without a number, and names that try to break out."""
+
+    @property
+    def title(self):
+        return "Maps"
+
+    @property
+    def look(self):
+        return "It is darkest on the diagonal."
+
+    def chart(self, data):
+        maps = (np.array([[1.0, 10.0], [np.nan, np.inf]]), np.array([[100.0, 1.0], [2.0, 1.0]]))
+        return Chart(tuple(HeatMap(NASTY, "test", NASTY, ("10", "∞"), ("10", NASTY), it, "ratio") for it in maps))
+
+    def summary(self, data):
+        return []
+
+
+FIGURES = {"1a": Gap("1a"), "9": RiskAlongTraining("9"), "maps": Maps("maps")}
 
 
 def claim(key, verdict, figures=(), statement="It falls.", checks=1):

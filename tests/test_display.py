@@ -273,4 +273,5 @@ def test_every_public_result_prints_itself():
         "Prediction",
         "Trajectory",
         "Ladder",
+        "Generalisation",
     }

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -125,6 +125,54 @@ def time_axes(ax: "Axes | None", times: Any, of: str) -> "Axes":
     if positive.size and positive.max() > 30 * positive.min():
         ax.set_xscale("log")
     return ax
+
+
+def heat_map(
+    ax: "Axes",
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    limits: tuple[float, float] | None = None,
+) -> Any:
+    """Positive numbers as cells with their values, coloured by their logarithm; the image, for a bar of colours.
+
+    A number beyond the `limits`, by default the least and greatest finite one, has the colour at that end; what is no
+    number is grey.
+    """
+    from matplotlib.colors import LogNorm
+
+    low, high = color_limits([values]) if limits is None else limits
+    values = np.asarray(values, float)
+    cells = np.ma.masked_invalid(np.clip(values, low, high))
+    image = ax.imshow(cells, cmap="viridis", norm=LogNorm(low, high), aspect="auto", origin="lower")
+    ax.set_facecolor("0.85")
+    for name, labels in (("x", columns), ("y", rows)):
+        ax.set(**{f"{name}ticks": range(len(labels)), f"{name}ticklabels": labels})
+    ax.tick_params(length=0)
+    for (i, j), value in np.ndenumerate(values):
+        dark = np.isfinite(value) and np.log(np.clip(value, low, high) / low) < 0.6 * np.log(high / low)
+        ax.text(j, i, cell_text(value), ha="center", va="center", color="white" if dark else "black", fontsize="small")
+    return image
+
+
+def color_limits(tables: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The least and greatest of all positive finite numbers, apart from each other."""
+    found = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(table, float)) for table in tables)])
+    found = found[np.isfinite(found) & (found > 0)]
+    low, high = (float(found.min()), float(found.max())) if found.size else (1.0, 1.0)
+    return low, max(high, 1.01 * low)
+
+
+def length_text(L: float) -> str:
+    """A prompt length for a table or an axis."""
+    return "∞" if np.isposinf(L) else f"{L:g}".replace("e+0", "e").replace("e+", "e") if L >= 1e6 else str(int(L))
+
+
+def cell_text(value: float) -> str:
+    """The number in a cell, in three digits."""
+    if not np.isfinite(value):
+        return "–" if np.isnan(value) else "∞"
+    return f"{value:.2f}" if 0.1 <= value < 9.995 else f"{value:.3g}"
 
 
 def axes(ax: "Axes | None") -> "Axes":

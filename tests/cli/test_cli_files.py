@@ -90,6 +90,7 @@ def test_a_store_that_is_not_there_is_an_error(action, command):
 COMMANDS = {
     "train": QUICK,
     "optima": ("--L", "5"),
+    "generalise": ("--L", "5"),
     "flows": ("--L", "10"),
     "concentration": ("--L", "10"),
     "reproduce": ("--preset", "smoke"),

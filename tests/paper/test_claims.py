@@ -138,15 +138,18 @@ def test_every_claim_has_a_role_and_tests_are_counted_apart():
     roles = {key: claim.role for key, claim in CLAIMS.items()}
     assert set(roles.values()) == set(ROLES)
     assert {key for key, role in roles.items() if role == "bound"} == {"T3", "T4"}
-    assert {key for key, role in roles.items() if role == "context"} == {"F1", "F2", "F3", "T15"}
-    assert all(role == "test" for key, role in roles.items() if key.startswith("C"))
+    first = {key: key[0] for key in roles}
+    assert all((role == "test") >= (first[key] == "C") for key, role in roles.items())
+    assert all((role == "own") == (first[key] == "S") for key, role in roles.items())
+    assert all((role == "context") == (first[key] == "F" or key == "T15") for key, role in roles.items())
     entries = [{"role": role, "verdict": VERDICTS[0]} for role in roles.values()]
     entries[0]["verdict"] = VERDICTS[3]
-    tests, rest, context = counted(entries)
-    n = list(roles.values()).count("test")
+    tests, rest, own, context = counted(entries)
+    n, ours, beside = (list(roles.values()).count(role) for role in ("test", "own", "context"))
     assert tests == f"{n} tests of the paper: {n - 1} holds, 1 does not hold"
-    assert rest.startswith(f"{len(roles) - n - 4} identities and bounds")
-    assert context == "4 for context: 4 holds"
+    assert rest.startswith(f"{len(roles) - n - ours - beside} identities and bounds")
+    assert own == f"{ours} statements of our own: {ours} holds"
+    assert context == f"{beside} for context: {beside} holds"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from largeprompt.paper.chart import BLUE, PURPLE, Chart, Panel, Series, sequence
+from largeprompt.paper.chart import BLUE, PURPLE, Chart, HeatMap, Panel, Series, sequence
 from largeprompt.paper.drawing import draw, save
 from refusals import assert_refused
 
@@ -96,3 +96,25 @@ def test_plain_mathematics_gets_its_scripts():
     assert axes.get_title() == r"‖θ$_{\mathrm{soft}}$ − θ$_{\mathrm{\infty}}$‖², 0.5$^{|i-j|}$"
     assert axes.get_ylabel() == r"∇$_{\mathrm{U}}$ T"
     figure.draw_without_rendering()  # which reads the mathematics
+
+
+def test_heat_maps_share_one_bar_of_colours_and_show_what_is_no_number():
+    one, other = np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[1.0, 16.0], [np.inf, 0.0]])
+    maps = [
+        HeatMap(name, "test", "trained", ("a", "b"), ("c", "d"), it, "x") for name, it in (("1", one), ("2", other))
+    ]
+    figure = draw(Chart(tuple(maps), columns=2))
+    first, second, bar = figure.axes
+    assert first.images[0].get_clim() == second.images[0].get_clim() == (1.0, 16.0)
+    assert [text.get_text() for text in first.texts] == ["1.00", "2.00", "–", "4.00"]
+    assert [text.get_text() for text in second.texts] == ["1.00", "16", "∞", "0"]
+    assert [label.get_text() for label in first.get_xticklabels()] == ["c", "d"]
+    assert first.get_ylim() == (-0.5, 1.5)
+    assert (first.get_ylabel(), bar.get_ylabel()) == ("trained", "x")
+    assert not figure.legends
+
+
+def test_a_heat_map_has_a_name_for_every_row_and_column():
+    assert_refused(
+        lambda: HeatMap("m", "x", "y", ("a",), ("b",), np.ones((2, 1)), "s"), "m: the values have shape (2, 1)"
+    )

@@ -111,6 +111,16 @@ def test_every_figure_shows_its_points(page):
     assert page.locator("#figure-9 .plot path.point, #figure-9 .plot path.js-line").count() > 0
 
 
+def test_heat_maps_have_common_colours_and_no_switches(page):
+    first, second = (panel["data"][0] for panel in drawn(page, "maps"))
+    assert first["z"] == [[0, 1], [None, 2]]
+    assert first["text"] == [["1.00", "10"], ["–", "∞"]]
+    assert (first["zmin"], first["zmax"]) == (second["zmin"], second["zmax"]) == (0, 2)
+    assert page.locator("#figure-maps .switches").count() == 0
+    assert page.locator("#figure-maps .plot .hm image").count() == 2
+    assert page.evaluate("() => window.broken") is None
+
+
 def test_switches_show_and_hide_what_they_say(page):
     figure = page.locator("#figure-1a")
     everything = ["each seed", "1/L", "T<sub>soft</sub>"]
@@ -133,7 +143,7 @@ def test_switches_show_and_hide_what_they_say(page):
 
 def test_the_axes_switch_between_logarithm_and_line(page):
     types = [(panel["x"]["type"], panel["y"]["type"]) for key in FIGURES for panel in drawn(page, key)]
-    assert types == [("log", "log"), ("log", "log"), ("linear", "log")]
+    assert types == [("log", "log"), ("log", "log"), ("linear", "log"), *[("category", "category")] * 2]
     for x, y, least in (("log", "linear", -0.04), ("linear", "log", -1.3)):
         page.locator("#figure-9").get_by_role("button", name="log x").click()
         page.locator("#figure-9").get_by_role("button", name="log y").click()
@@ -266,7 +276,7 @@ def test_a_ledger_of_an_earlier_version_gets_the_roles_of_its_claims(tmp_path):
     ledger["claims"][0]["role"] = "proof"
     (folder / "ledger.json").write_text(json.dumps(ledger))
     with pytest.raises(
-        ValueError, match="the role of C10 is 'proof'; it must be one of test, identity, bound, context"
+        ValueError, match="the role of C10 is 'proof'; it must be one of test, identity, bound, own, context"
     ):
         write(folder)
 
@@ -309,7 +319,7 @@ def test_an_unfinished_reproduction_is_refused_in_a_line(tmp_path):
     (folder / "run.json").write_text(json.dumps({"choice": CHOICE, "finished": False}))
     refused(ValueError, "run.json is of a job that is not finished; `largeprompt reproduce --resume --out")
     (folder / "run.json").write_text(json.dumps(run | {"figures": ["12"]}))
-    refused(ValueError, "unknown figure '12'; known are 1a, 9")
+    refused(ValueError, "unknown figure '12'; known are 1a, 9, maps")
     (folder / "ledger.json").write_text('{"rule": ""}')
     refused(ValueError, "ledger.json has no 'claims'; `largeprompt reproduce --out")
     (folder / "ledger.json").unlink()

@@ -16,7 +16,7 @@ from largeprompt.paper.claims import ROLES, VERDICTS, counted, role_in_words
 from largeprompt.paper.report.words import check
 
 
-def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def number_table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table of numbers."""
     columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
@@ -40,7 +40,7 @@ def training_tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table | str]:
     headings = [name.replace("_", " ") for name in (*settings, *_HEADINGS)]
     for sigma in dict.fromkeys(row["sigma"] for row in rows):
         own = (_training_row(row, settings) for row in rows if row["sigma"] == sigma)
-        yield _table(f"{sigma}: final risk ½E(ŷ−y)² of the good runs", headings, own)
+        yield number_table(f"{sigma}: final risk ½E(ŷ−y)² of the good runs", headings, own)
     runs = sum(row["runs"] for row in rows)
     unfinished, settled = (sum(row[name] for row in rows) for name in ("unfinished", "settled"))
     if unfinished:
@@ -117,7 +117,7 @@ def _concentration_table(name: str, curve: xr.Dataset) -> Table:
     difference = _DIFFERENCES.get(name, "mean squared deviation from the infinite prompt")
     predicted = "asymptote" if is_asymptote(curve) else "predicted"
     headings = ("L", "measured", predicted, "ratio", "bound/measured", "effective")
-    return _table(f"{NAMES.get(name, name)}: {difference}", headings, map(_at_length, points(curve)))
+    return number_table(f"{NAMES.get(name, name)}: {difference}", headings, map(_at_length, points(curve)))
 
 
 def _at_length(point: dict[str, float]) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def optima_tables(data: xr.Dataset) -> Iterator[Table]:
         title = f"{covariance}, d = {data.d}, noise {data.noise:g}: least risk ½E(ŷ−y)², floor {float(data.floor):g}"
         risks = data.sel(covariance=covariance, drop=True)[["Bayes", "linear", "softmax"]].to_dataframe()
         rows = ((str(L), *(f"{value:.6f}" for value in row)) for L, *row in risks.itertuples())
-        yield _table(title, ("L", "Bayes", "linear attention", "softmax attention"), rows)
+        yield number_table(title, ("L", "Bayes", "linear attention", "softmax attention"), rows)
 
 
 def flow_tables(data: xr.Dataset) -> Iterator[Table]:
@@ -266,7 +266,7 @@ def flow_tables(data: xr.Dataset) -> Iterator[Table]:
             (f"{L}", f"{risk:.6f}", f"{risk - limit:.2e}", f"{first:.2e}", f"{last:.2e}")
             for L, risk, first, last in zip(*(column.values for column in columns), strict=True)
         ]
-        yield _table(title, headings, [*rows, ("∞", f"{limit:.6f}", "", "", "")])
+        yield number_table(title, headings, [*rows, ("∞", f"{limit:.6f}", "", "", "")])
 
 
 def length_table(data: xr.Dataset) -> Table:
@@ -275,7 +275,7 @@ def length_table(data: xr.Dataset) -> Table:
     best = "best" if data.heads == 1 else "best head"
     members = [name for member in data.member.values for name in (str(member), f"{best} {member}")]
     rows = (_at_test_length(data.isel(L=i)) for i in range(data.sizes["L"]))
-    return _table(f"{data.run}{at}: risk ½E(ŷ−y)² by prompt length", ("L", *members, "Bayes"), rows)
+    return number_table(f"{data.run}{at}: risk ½E(ŷ−y)² by prompt length", ("L", *members, "Bayes"), rows)
 
 
 def _at_test_length(row: xr.Dataset) -> list[str]:
@@ -340,7 +340,7 @@ def inspection_table(data: xr.Dataset) -> Table:
 
     headings = ("layer", "tokens", "sinks", "ν/ln L", "k̂", "error", "length", "linear")
     regimes = ("large prompt", "one token", "refused")
-    return _table(
+    return number_table(
         "Medians over heads, and heads in each regime", (*headings, *regimes), map(cells, data["layer"].values)
     )
 
@@ -361,7 +361,7 @@ def compression_table(data: xr.Dataset) -> Table:
         for layer, atoms, heads, median, largest in zip(*columns, strict=True)
     )
     headings = ("layer", f"kept of {length:,}", "by head", "share", "median error", "largest error")
-    return _table("Tokens kept, and predicted relative errors of heads", headings, rows)
+    return number_table("Tokens kept, and predicted relative errors of heads", headings, rows)
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -380,12 +380,12 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     )
     doubted = "" if all(row["trusted"] for row in rows) else " (* not to be trusted)"
-    return _table(f"held-out rows{doubted}", headings, cells)
+    return number_table(f"held-out rows{doubted}", headings, cells)
 
 
 def attribution_table(unit: str, rows: Iterable[Iterable[str]]) -> Table:
     """A line for each of the parts of a context that carry most: score, error and how it begins."""
-    table = _table(f"The {unit} that carry most", ("part", "nats", "± error"), ())
+    table = number_table(f"The {unit} that carry most", ("part", "nats", "± error"), ())
     table.add_column("text", justify="left", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))

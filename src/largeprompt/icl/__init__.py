@@ -29,6 +29,11 @@ from ._finite_tasks import discrete_risk as discrete_risk
 from ._gaps import initial_gaps as initial_gaps
 from ._gaps import same_prompt_gap as same_prompt_gap
 from ._gaps import squared_mean as squared_mean
+from ._generalisation import Generalisation as Generalisation
+from ._generalisation import generalisation as generalisation
+from ._generalisation import optimal_layers as optimal_layers
+from ._mismatch import linear_mismatch as linear_mismatch
+from ._mismatch import mismatch_rate as mismatch_rate
 from ._optimal_linear import Optimum as Optimum
 from ._optimal_linear import best_reading as best_reading
 from ._optimal_linear import gradient_descent as gradient_descent

@@ -42,7 +42,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     `L = inf` the layer is that limit.
     """
     task, L = as_regression(task), checks.prompt_length(L)
-    scale, constant = _limit_scale(task)
+    scale, constant = limit_scale(task)
     if math.inf == L:
         parts = aligned_blocks(scale * best_reading(task, L), 1 / scale, task)
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
@@ -55,7 +55,7 @@ def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
     return SoftmaxOptimum(attention, exactly(still - task.targets * r * linear / 2, METHOD), constant)
 
 
-def _limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
+def limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
     """ω with A = ωWᵀ, r = 1/ω least in the 1/L constant, and that constant."""
     reading = best_reading(task, math.inf)
     form = task.query_Sigma @ reading.T @ task.Sigma @ reading

@@ -1,9 +1,11 @@
-"""A chart as data: panels of series with labels and roles, which a page and a picture are both drawn from."""
+"""A chart as data: panels of series, or maps of numbers, which a page and a picture are both drawn from."""
 
 import dataclasses
 from typing import Any, Literal
 
 import numpy as np
+
+from largeprompt._display import color_limits
 
 # Okabe and Ito's palette: distinct for every kind of colour vision, on light and on dark paper. INK is the text's own.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
@@ -66,10 +68,38 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class HeatMap:
+    """Positive numbers as coloured cells, with names for `rows` and `columns`; `scale` says what a number is.
+
+    All maps of a chart have their colours in common.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: np.ndarray
+    scale: str
+    remarks: tuple[str, ...] = ()
+    series: tuple[Series, ...] = ()
+    x_log: bool = False
+    y_log: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "values", np.asarray(self.values, float))
+        if self.values.shape != (len(self.rows), len(self.columns)):
+            raise ValueError(
+                f"{self.title}: the values have shape {self.values.shape}; there are {len(self.rows)} rows and "
+                f"{len(self.columns)} columns"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Chart:
     """Panels side by side, `columns` of them in a row; those of one row have the y-axis in common if `share_y`."""
 
-    panels: tuple[Panel, ...]
+    panels: tuple[Panel | HeatMap, ...]
     columns: int = 3
     share_y: bool = True
 
@@ -92,3 +122,8 @@ def over_seeds(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over the first axis, and the least and greatest: the band over seeds. A seed that is NaN does not count."""
     values = np.asarray(values, float)
     return np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+
+
+def heat_limits(chart: Chart) -> tuple[float, float]:
+    """The numbers at the two ends of the colours that all heat maps of a chart share."""
+    return color_limits([panel.values for panel in chart.panels if isinstance(panel, HeatMap)])

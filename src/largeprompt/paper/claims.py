@@ -44,11 +44,12 @@ RULE = (
     "with room check this software."
 )
 
-Role = Literal["test", "identity", "bound", "context"]
+Role = Literal["test", "identity", "bound", "own", "context"]
 ROLES: dict[Role, str] = {
     "test": "a test of the paper: the numbers could have come out against it",
     "identity": "proved exactly: a difference would be a misprint, or an error of this software",
     "bound": "a proved bound with decades of room, which numbers cannot break: they check this software",
+    "own": "a statement of this library that the paper does not make: the numbers could have come out against it",
     "context": "a comparison for context, which says nothing about the paper",
 }
 """What the numbers of a claim can decide."""
@@ -194,6 +195,7 @@ def not_settled(remark: str) -> Finding:
 _GROUPS: dict[str, tuple[Role, ...]] = {
     "tests of the paper": ("test",),
     "identities and bounds with room, which check this software": ("identity", "bound"),
+    "statements of our own": ("own",),
     "for context": ("context",),
 }
 

@@ -12,7 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series
+from largeprompt._display import cell_text, heat_map
+from largeprompt.paper.chart import GREY, INK, Chart, HeatMap, Panel, Series, heat_limits
 
 _HUES = {INK: "#000000", GREY: "#777777"}
 STYLE: dict[Any, Any] = {
@@ -55,13 +56,21 @@ def draw(chart: Chart) -> Figure:
             axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if chart.share_y else False)
         for unused in axes.flat[len(chart.panels) + broken :]:
             unused.set_visible(False)
+        limits, image, scale = heat_limits(chart), None, ""
         for i, (ax, panel) in enumerate(zip(axes.flat[broken:], chart.panels, strict=False)):
-            _panel(ax, panel)
+            if isinstance(panel, HeatMap):
+                image, scale = heat_map(ax, panel.values, panel.rows, panel.columns, limits), panel.scale
+                ax.set(title=_scripts(panel.title), xlabel=_scripts(panel.x_label))
+                ax.spines[:].set_visible(False)
+            else:
+                _panel(ax, panel)
             first = i % columns == 0
             if first or not chart.share_y or panel.y_label != chart.panels[i - 1].y_label:
                 ax.set_ylabel(_scripts(panel.y_label))
         if broken:
             _break(axes[0, 0], axes[1, 0], chart.panels[0])
+        if image is not None:
+            _colour_bar(figure, image, axes, scale)
         shown = [ax.get_legend_handles_labels() for ax in axes.flat]
         unique = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
         if unique:
@@ -70,6 +79,15 @@ def draw(chart: Chart) -> Figure:
                 unique.values(), unique.keys(), loc="outside lower center", ncols=min(fits, len(unique)), frameon=False
             )
     return figure
+
+
+def _colour_bar(figure: Figure, image: Any, axes: Any, scale: str) -> None:
+    """One bar of colours for all heat maps, with plain numbers."""
+    bar = figure.colorbar(image, ax=axes, label=_scripts(scale), fraction=0.04, pad=0.02)
+    low, high = image.get_clim()
+    ticks = np.geomspace(low, high, 5)
+    bar.set_ticks(ticks.tolist(), labels=[cell_text(tick) for tick in ticks])
+    bar.ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _scripts(text: str) -> str:
@@ -89,18 +107,18 @@ def _panel(ax: Axes, panel: Panel) -> None:
         ax.text(0.97, 0.97 - 0.08 * i, remark, transform=ax.transAxes, ha="right", va="top", fontsize=6.5, color="0.3")
 
 
-def _scales(ax: Axes, panel: Panel) -> None:
+def _scales(ax: Axes, panel: Panel | HeatMap) -> None:
     ax.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
     ax.grid(True, which="major", linewidth=0.3, alpha=0.5)
 
 
-def _far(panel: Panel) -> list[Series]:
+def _far(panel: Panel | HeatMap) -> list[Series]:
     """The bounds that would press all else together."""
     top = max((_top(series) for series in panel.series if series.role != "bound"), default=math.inf)
     return [series for series in panel.series if series.role == "bound" and _top(series) > top * 10**_REACH]
 
 
-def _break(upper: Axes, lower: Axes, panel: Panel) -> None:
+def _break(upper: Axes, lower: Axes, panel: Panel | HeatMap) -> None:
     """Far bounds above a break of the y-axis, with a scale of their own."""
     _scales(upper, panel)
     for series in _far(panel):

@@ -28,15 +28,16 @@ def rate(parts: Blocks, task: LinearRegression) -> Float[Array, ""]:
     A, C, P, R = parts
     S, SA = root(task.query_Sigma), task.Sigma @ A
     form = S @ A.T @ SA @ S  # ν = ξᵀ form ξ for standard normal ξ
-    values, vectors = jnp.linalg.eigh((form + form.T) / 2)
-    finite = (values[-1] < 0.5) & (jnp.max(jnp.abs(C)) == 0)
-    shrunk = jnp.where(finite, 1 - 2 * values, 1.0)
-    tilted = (S @ vectors / shrunk) @ (S @ vectors).T  # the covariance of x under e^ν
+    form = (form + form.T) / 2
+    # eigenvalues decide and no more: where two are equal their eigenvectors have no derivative
+    finite = (jnp.linalg.eigvalsh(jax.lax.stop_gradient(form))[-1] < 0.5) & (jnp.max(jnp.abs(C)) == 0)
+    shrunk = jnp.eye(task.d, dtype=form.dtype) - 2 * jnp.where(finite, form, 0)
+    tilted = S @ jnp.linalg.solve(shrunk, S)  # the covariance of x under e^ν
     RR, h = jnp.sum(R**2), SA @ tilted
     inner = jnp.sum((P @ task.Sigma) * P) + (task.tau1 + task.noise) * RR
     inner -= jnp.sum((P @ h) * (P @ SA)) + RR * jnp.sum((task.Omega @ h) * SA)
     inner += 2 * jnp.trace(R) * jnp.sum(task.Omega * h)
-    return jnp.where(finite, inner / jnp.sqrt(jnp.prod(shrunk)) / 2, jnp.inf)
+    return jnp.where(finite, inner / jnp.sqrt(jnp.linalg.det(shrunk)) / 2, jnp.inf)
 
 
 def risk_expansion(layer: AbstractLayer, task: LinearRegression, L: int | float) -> Float[Array, ""]:

@@ -7,9 +7,25 @@ from largeprompt.paper.choice import Choice
 from largeprompt.paper.claims import Claim
 from largeprompt.paper.experiment import Experiment
 
-from . import diversity, failed_starts, figure_1, figure_2, figure_3, figure_4, flow_limits, flows, laws, limits, speed
+from . import (
+    diversity,
+    failed_starts,
+    figure_1,
+    figure_2,
+    figure_3,
+    figure_4,
+    flow_limits,
+    flows,
+    generalise,
+    laws,
+    limits,
+    speed,
+)
 
-_MODULES = (figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, diversity, speed)
+_MODULES = (
+    *(figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed),
+    *(generalise, diversity),
+)
 
 
 def _found(kind: type) -> list[Any]:
@@ -27,7 +43,7 @@ FIGURES: dict[str, Experiment] = {
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted(_found(Claim), key=lambda claim: (claim.key[0], int(claim.key[1:])))
 }
-"""By key: C1 … are what the figures are said to show, T1 … what the theory says, F1 … what others prove."""
+"""By key: C1 … are what the figures are said to show, T1 … what the theory says, S1 … our own, F1 … what others say."""
 
 
 def settings(choice: Choice) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from largeprompt.paper.chart import Chart, Panel, Role, Series
+from largeprompt._display import cell_text
+from largeprompt.paper.chart import Chart, HeatMap, Panel, Role, Series, heat_limits
 from largeprompt.paper.report.words import prose
 
 MARKS = {
@@ -26,9 +27,15 @@ FULL = ("x", "+", "_", "1", ".")  # marks of one colour, within and without
 
 
 def panels(chart: Chart) -> list[dict[str, Any]]:
-    """Each panel's traces and axes; panels of one `row` have the y-axis in common where the chart shares it."""
+    """Each panel's traces and axes; panels of one `row` have the y-axis in common where the chart shares it.
+
+    A heat map is its cells instead.
+    """
+    limits = np.log10(heat_limits(chart)).tolist()
     return [
-        {
+        {"cells": _cells(panel, limits)}
+        if isinstance(panel, HeatMap)
+        else {
             "row": i // max(1, chart.columns) if chart.share_y else None,
             "x": {"log": panel.x_log},
             "y": {"log": panel.y_log},
@@ -36,6 +43,28 @@ def panels(chart: Chart) -> list[dict[str, Any]]:
         }
         for i, panel in enumerate(chart.panels)
     ]
+
+
+def _cells(panel: HeatMap, limits: list[float]) -> dict[str, Any]:
+    """A trace of cells coloured by the logarithm of their numbers."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        colours = np.clip(np.log10(panel.values), limits[0], limits[1])
+    return {
+        "type": "heatmap",
+        "x": list(panel.columns),
+        "y": list(panel.rows),
+        "z": [_numbers(row) for row in colours],
+        "zmin": limits[0],
+        "zmax": limits[1],
+        "text": [[cell_text(value) for value in row] for row in panel.values],
+        "texttemplate": "%{text}",
+        "colorscale": "Viridis",
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+        "meta": [prose(text) for text in (panel.x_label, panel.y_label, panel.scale)],
+        "hovertemplate": "%{meta[1]}: %{y}<br>%{meta[0]}: %{x}<br>%{meta[2]}: %{text}<extra></extra>",
+    }
 
 
 def roles(chart: Chart) -> list[Role]:

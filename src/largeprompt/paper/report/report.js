@@ -20,6 +20,13 @@
     return shown;
   };
 
+  // Cells have names for places, and stay where they are.
+  const drawCells = (plot, trace) => {
+    const named = { type: "category", fixedrange: true, showgrid: false, zeroline: false, tickangle: 0 };
+    const layout = { ...page.layout(plot), dragmode: false, xaxis: named, yaxis: named };
+    Plotly.react(plot, [{ ...trace, textfont: { size: 11 } }], layout, page.config);
+  };
+
   class Figure {
     constructor(article) {
       this.article = article;
@@ -54,12 +61,13 @@
       const off = (name) => new Set(all(`button[aria-pressed="false"][data-${name}]`, this.article).map((b) => b.dataset[name]));
       const [roles, labels] = [off("role"), off("label")];
       const log = (panel, name) => this.asked[name] ?? panel[name].log;
-      const visible = this.panels.map((panel) => panel.traces.filter((t) => !roles.has(t.role) && !labels.has(t.label)));
+      const visible = this.panels.map((panel) => (panel.traces ?? []).filter((t) => !roles.has(t.role) && !labels.has(t.label)));
       all(".legend svg", this.article).forEach((swatch) => (swatch.style.stroke = colour(swatch.dataset.colour)));
       this.panels.forEach((panel, i) => {
+        if (panel.cells) return drawCells(this.plots[i], panel.cells);
         const [xlog, ylog] = [log(panel, "x"), log(panel, "y")];
         const common = this.panels.flatMap((other, j) =>
-          j === i || (panel.row !== null && other.row === panel.row && log(other, "y") === ylog) ? visible[j] : []);
+          j === i || (panel.row !== null && other.row === panel.row && other.traces && log(other, "y") === ylog) ? visible[j] : []);
         const layout = {
           ...page.layout(this.plots[i]),
           xaxis: axis(extent(visible[i], "x", xlog), xlog),
