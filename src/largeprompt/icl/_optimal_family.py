@@ -18,6 +18,7 @@ from largeprompt.attention import AbstractLayer
 
 from ._estimate import Estimate
 from ._risk._abstract import AbstractRisk, pooled
+from ._risk._nodes import power_of_two
 from ._risk._selector import risk_function
 from ._task import AbstractTask
 
@@ -51,35 +52,42 @@ def optimal_in_family(
     By BFGS on `risk_function`, so on fixed instances and prompts where the risk is sampled. The optimum's own error is
     that of a root of the mean gradient, $H^{-1}\mathrm{Cov}(g)H^{-1}/n$, and 0 where the risk is exact.
     """
-    theta = checks.vector("start", start)
-    function = risk_function(family(theta), task, L, key, draws=draws)
+    theta = np.asarray(checks.vector("start", start), float)
+    function = risk_function(family(jnp.asarray(theta)), task, L, key, draws=draws)
+    # in parts all of one shape: their gradients give the optimum its error, and JAX compiles once
+    size = max(2, power_of_two(draws) // _PARTS)
+    parts = list(function.pieces(size))
 
-    def at(theta: Float[np.ndarray, " k"], part: AbstractRisk = function) -> tuple[float, np.ndarray]:
-        value, slope = _value_and_slope(part, family, jnp.asarray(theta))
-        return float(checks.result("the risk", value)), np.asarray(checks.result("its gradient", slope))
+    def slopes_at(theta: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, "r k"]]:
+        found = [_value_and_slope(part, family, jnp.asarray(theta)) for part in parts]
+        value = checks.result("the risk", jnp.stack([value for value, _ in found]).mean())
+        return float(value), np.stack([checks.result("the gradient of the risk", slope) for _, slope in found])
 
-    scale = max(abs(at(np.asarray(theta))[0]), 1e-300)
+    scale = max(abs(slopes_at(theta)[0]), 1e-300)
 
-    def relative(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = at(theta)
-        return value / scale, slope / scale
+    def relative(theta: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
+        value, slopes = slopes_at(theta)
+        return value / scale, slopes.mean(axis=0) / scale
 
-    found = minimize(relative, np.asarray(theta, float), jac=True, method="BFGS", options={"gtol": _LEFT})
+    found = minimize(relative, theta, jac=True, method="BFGS", options={"gtol": _LEFT})
     best = np.asarray(found.x)
-    if not found.success and np.abs(found.jac).max() > 100 * _LEFT:
+    if np.abs(found.jac).max() > 100 * _LEFT:
         warnings.warn(f"the search over the family stopped early: {found.message}", stacklevel=2)
-    steps = _STEP * np.eye(len(best))
-    H = np.stack([(at(best + step)[1] - at(best - step)[1]) / (2 * _STEP) for step in steps])
-    slopes = np.stack([at(best, part)[1] for part in function.pieces(max(2, draws // _PARTS))])
-    stderr = np.zeros(len(best))
-    if len(slopes) > 1:
-        cov = np.atleast_2d(np.cov(slopes.T)) / len(slopes)
-        inverse = np.linalg.pinv((H + H.T) / 2)
-        stderr = np.sqrt(np.diag(inverse @ cov @ inverse))
     layer = family(jnp.asarray(best))
-    value, error = pooled(function, layer)
+    value, error = pooled(function, layer, draws=size)
     risk = Estimate(value, error, function.method, function.reason)
-    return FamilyOptimum(jnp.asarray(best), jnp.asarray(stderr), layer, risk)
+    return FamilyOptimum(jnp.asarray(best), jnp.asarray(_error(slopes_at, best)), layer, risk)
+
+
+def _error(slopes_at: Callable[..., tuple[float, np.ndarray]], best: Float[np.ndarray, " k"]) -> np.ndarray:
+    """The standard errors of the parameters at which the mean slope vanishes."""
+    slopes = slopes_at(best)[1]
+    if len(slopes) == 1:  # exact
+        return np.zeros(len(best))
+    steps = _STEP * np.eye(len(best))
+    differences = [slopes_at(best + step)[1].mean(axis=0) - slopes_at(best - step)[1].mean(axis=0) for step in steps]
+    inverse = np.linalg.pinv(np.stack(differences) / (2 * _STEP))
+    return np.sqrt(np.diag(inverse @ np.atleast_2d(np.cov(slopes.T)) @ inverse.T) / len(slopes))
 
 
 @eqx.filter_jit

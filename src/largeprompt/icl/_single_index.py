@@ -2,7 +2,6 @@
 
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -36,8 +35,8 @@ class LabelledTokens(AbstractMeasure):
     def _label_tilt(self) -> Float[Array, ""]:
         return jnp.zeros((), self.w.dtype) if self.eta is None else self.eta
 
-    def _averages(self) -> tuple[Float[Array, ""], tuple[Expectation, ...]]:
-        """A reference k, and E e^{k - reference} E[yⁿ | t, tilted] for n = 0, 1, 2, with x and xxᵀ."""
+    def _averages(self, orders: int) -> tuple[Float[Array, ""], list[Expectation]]:
+        """A reference k, and E e^{k - reference} E[yⁿ | t, tilted] for n = 0, 1, …, with x and xxᵀ."""
         eta, one = self._label_tilt(), jnp.ones((), self.w.dtype)
         # k at the mean score, so that the exponentials are of order 1
         centre = (self.w @ self.covariates._mean())[None]
@@ -57,26 +56,24 @@ class LabelledTokens(AbstractMeasure):
 
             return self.covariates._expectation(f, self.w, jnp.asarray(self.label.breaks(), self.w.dtype))
 
-        return reference, (moment(0), moment(1), moment(2))
+        return reference, [moment(n) for n in range(orders)]
 
     def _log_total(self) -> Float[Array, ""]:
-        reference, (total, _, _) = self._averages()
+        reference, (total,) = self._averages(1)
         return reference + jnp.log(total.value)
 
     def _cgf(self, theta):
         return self.covariates._cgf(theta[:-1]) + self._tilt(theta)._log_total() - self._log_total()
 
     def _tilt(self, theta):
-        return LabelledTokens(
-            self.covariates._tilt(theta[:-1]), self.w, self.label, self._label_tilt() + theta[-1]
-        )
+        return LabelledTokens(self.covariates._tilt(theta[:-1]), self.w, self.label, self._label_tilt() + theta[-1])
 
     def _mean(self):
-        _, (total, first, _) = self._averages()
+        _, (total, first) = self._averages(2)
         return jnp.append(total.times_z, first.value) / total.value
 
     def _cov(self):
-        _, (total, first, second) = self._averages()
+        _, (total, first, second) = self._averages(3)
         mean = jnp.append(total.times_z, first.value) / total.value
         cross = first.times_z[:, None]
         square = jnp.block([[total.times_zz, cross], [cross.T, second.value[None, None]]])
@@ -94,7 +91,7 @@ class LabelledTokens(AbstractMeasure):
 
 
 class SingleIndex(AbstractTask):
-    r"""Tokens $(x, y)$ whose label depends on $x$ through $t = \langle w, x\rangle$, query $(x_q, 0)$, target its label.
+    r"""Tokens $(x, y)$ whose label depends on $x$ through $t = \langle w, x\rangle$; query $(x_q, 0)$, target $y_q$.
 
     `covariates` is the law of $x$, `directions` that of $w$ (one for each prompt), and `label` the law of $y$ given $t$
     with its loss: `NoisyLink(f, noise)` for $y = f(t) + \varepsilon$, `LogisticLabel()` for signs. With $|f'|\le1$ and
@@ -107,7 +104,9 @@ class SingleIndex(AbstractTask):
 
     def __init__(self, label: AbstractLabel, covariates: AbstractMeasure, directions: AbstractMeasure):
         if not isinstance(label, AbstractLabel):
-            raise ValueError(f"label is of type {type(label).__name__}; it must be a label, such as NoisyLink(jnp.tanh)")
+            raise ValueError(
+                f"label is of type {type(label).__name__}; it must be a label, such as NoisyLink(jnp.tanh)"
+            )
         self.label, self.covariates = label, as_measure("covariates", covariates)
         self.directions = as_measure("directions", directions, covariates.dim)
 

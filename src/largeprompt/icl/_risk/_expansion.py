@@ -74,7 +74,7 @@ def _closed(layer: AbstractLayer, task: AbstractTask) -> tuple[Float[Array, ""],
 
 @jax.jit
 def rate(parts: Blocks, task: LinearRegression) -> Float[Array, ""]:
-    r"""That of softmax attention on Gaussian regression, $\tfrac12E\,e^\nu[a-\|b\|^2+2b\cdot t]$; nothing is checked."""
+    r"""$\tfrac12E\,e^\nu[a-\|b\|^2+2b\cdot t]$ for softmax attention on Gaussian regression; nothing is checked."""
     A, C, P, R = parts
     S, SA = root(task.query_Sigma), task.Sigma @ A
     form = S @ A.T @ SA @ S  # ν = ξᵀ form ξ for standard normal ξ
