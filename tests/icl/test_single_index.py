@@ -1,6 +1,7 @@
 """Single-index tasks, logistic labels, and the best layer of a family on them."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,6 @@ def test_the_best_scale_on_a_sphere_is_that_of_the_expansion():
         limit = ((ive(d / 2, kappa) / ive(d / 2 - 1, kappa) - 1) ** 2 * tau + noise) / 2
         return limit + sphere_rate(d, kappa, 1.0, tau, noise) / L
 
-    best = minimize_scalar(expanded, bounds=(0, 6), method="bounded").x
+    search: Any = minimize_scalar(expanded, bounds=(0, 6), method="bounded")
     assert 0 < found.stderr[0] < 0.1
-    assert_close_in_sigmas(found.parameters[0], best, found.stderr[0])
+    assert_close_in_sigmas(found.parameters[0], search.x, found.stderr[0])
