@@ -1,10 +1,11 @@
 """Random tasks and layers of in-context regression, and prompts of them simulated in NumPy alone."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import gammaln, ive, softmax
 
 import largeprompt as lp
 from catalogue import covariance, matrix
@@ -116,3 +117,15 @@ def aligned(A, r, task) -> tuple[np.ndarray, np.ndarray]:
     U, V = np.zeros((d + k, d + k)), np.zeros((k, d + k))
     U[:d, :d], V[:, d:] = A, r
     return U, V
+
+
+def sphere_rate(d: int, kappa: float, r: float, tau: float, noise: float) -> float:
+    """The 1/L constant of softmax attention with A = κ/ρ² I and R = r on a sphere of radius ρ, for E(w·x)² = τ."""
+    A1, A2 = (ive(d / 2, k) / ive(d / 2 - 1, k) for k in (kappa, 2 * kappa))
+
+    def cgf(k):
+        return gammaln(d / 2) + (d / 2 - 1) * math.log(2 / k) + math.log(ive(d / 2 - 1, k)) + k
+
+    growth = math.exp(cgf(2 * kappa) - 2 * cgf(kappa))
+    variance = tau * (1 - A2**2 + (A2 - A1) ** 2) + noise
+    return growth * (r**2 * variance / 2 - r * (r * A1 - 1) * tau * (A2 - A1))

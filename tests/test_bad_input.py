@@ -9,7 +9,6 @@ import pytest
 
 import largeprompt as lp
 from catalogue import f
-from largeprompt import icl
 from largeprompt.concentration import bounds, deviation, predict, prompt_length_for
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
@@ -147,7 +146,7 @@ CASES = {
         "there is nothing to be relative to",
     ),
     "asymptotics of linear attention": (
-        lambda: icl.risk_rate(lp.LinearAttention(I2, I2), icl.LinearRegression([[1.0]])),
+        lambda: lp.attention.softmax_form(lp.LinearAttention(I2, I2)),
         "the layer is linear attention; this holds of softmax attention only",
     ),
     "bounds of many heads": (

@@ -139,8 +139,6 @@ REFUSED: dict[str, Any] = {
         if hasattr(layer, "V")
         else lp.pushforward(layer, MU)
     ),
-    "risk_rate": lambda layer: icl.risk_rate(layer, TASK),
-    "risk_expansion": lambda layer: icl.risk_expansion(layer, TASK, 10),
     "same_prompt_gap, first": lambda layer: icl.same_prompt_gap(layer, lp.LinearAttention(U, V), TASK, 10),
     "same_prompt_gap, second": lambda layer: icl.same_prompt_gap(lp.SoftmaxAttention(U, V), layer, TASK, 10),
     "initial_gaps": lambda layer: icl.initial_gaps(lp.SoftmaxAttention(U, V), layer, TASK, 10),
@@ -160,6 +158,8 @@ OF_HEADS: dict[str, Any] = {
     "output_covariance": lambda layer: concentration.output_covariance(layer, MU, Z[0]),
     "output_bias": lambda layer: concentration.output_bias(layer, MU, Z[0]),
     "spread": lambda layer: concentration.spread(layer, MU, MU),
+    "risk_rate": lambda layer: icl.risk_rate(layer, TASK),
+    "risk_expansion": lambda layer: icl.risk_expansion(layer, TASK, 10),
 }
 
 

@@ -283,7 +283,7 @@ def test_the_best_scale_at_infinite_length_is_that_of_the_rate():
         np.testing.assert_allclose(1 / parts.R[0, 0], 0.3524, atol=5e-5)
         np.testing.assert_allclose(parts.R[0, 0] * parts.A @ task.Sigma, np.eye(5), atol=1e-10)
         np.testing.assert_allclose(found.rate, 10.40, atol=5e-3)
-        np.testing.assert_allclose(risk_rate(found.attention, task), found.rate, rtol=1e-9)
+        np.testing.assert_allclose(risk_rate(found.attention, task).value, found.rate, rtol=1e-9)
 
 
 def test_the_rate_is_the_minimum_of_the_constant_in_one_over_L():

@@ -175,7 +175,7 @@ def test_the_gap_to_infinite_prompts_decays_as_the_rate_over_L():
     U, V = aligned(A, r, task)
     V[0, :2] = P
     layer = SOFTMAX(U, V)
-    rate = risk_rate(layer, task)
+    rate = risk_rate(layer, task).value
     np.testing.assert_allclose(rate, rate_by_quadrature(P, r, A, task), rtol=1e-8)
     limit = risk(layer, task, math.inf).value
     found = risk(layer, task, 10**6)
@@ -187,27 +187,27 @@ def test_the_gap_to_infinite_prompts_decays_as_the_rate_over_L():
 def test_what_the_expansion_leaves_falls_as_one_over_L_squared():
     task = TASKS["other queries"]
     layer = SOFTMAX(*aligned(mild(23) / 8, 2.0, task))
-    left = [float(risk(layer, task, L).value - risk_expansion(layer, task, L)) for L in (10**3, 10**4, 10**5)]
+    left = [float(risk(layer, task, L).value - risk_expansion(layer, task, L).value) for L in (10**3, 10**4, 10**5)]
     slopes = np.diff(np.log10(np.abs(left)))
     np.testing.assert_allclose(slopes, -2, atol=0.02)
     limit = risk(layer, task, math.inf).value
-    np.testing.assert_allclose(risk_expansion(layer, task, math.inf), limit, rtol=1e-14)
+    np.testing.assert_allclose(risk_expansion(layer, task, math.inf).value, limit, rtol=1e-14)
 
 
 def test_the_rate_is_infinite_for_layers_that_score_labels():
     U, V = aligned(0.1 * np.eye(2), 1.0, KMS)
-    assert np.isfinite(risk_rate(SOFTMAX(U, V), KMS))
+    assert np.isfinite(risk_rate(SOFTMAX(U, V), KMS).value)
     U[2, 0] = 1e-3
-    assert risk_rate(SOFTMAX(U, V), KMS) == math.inf
-    assert risk_expansion(SOFTMAX(U, V), KMS, 100) == math.inf
+    assert risk_rate(SOFTMAX(U, V), KMS).value == math.inf
+    assert risk_expansion(SOFTMAX(U, V), KMS, 100).value == math.inf
 
 
 def test_the_rate_is_infinite_from_the_threshold_on():
     task = LinearRegression(identity(2), 0.1)
     below, above = (SOFTMAX(*aligned(omega * np.eye(2), 1.0, task)) for omega in (0.707, 0.708))
-    assert np.isfinite(risk_rate(below, task))
-    assert risk_rate(above, task) == math.inf
-    assert risk_expansion(above, task, 10) == math.inf
+    assert np.isfinite(risk_rate(below, task).value)
+    assert risk_rate(above, task).value == math.inf
+    assert risk_expansion(above, task, 10).value == math.inf
 
 
 # How an average is taken

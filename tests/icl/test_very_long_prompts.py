@@ -44,7 +44,7 @@ def test_what_a_layer_of_linear_attention_reaches_tends_to_its_limit_at_every_le
                     bayes_risk(task, L).value,
                     deterministic_equivalent(task, L).value,
                     flow_limit(task, start, L).V[0, -1],
-                    risk_expansion(structured_start(task, 0.3), task, L),
+                    risk_expansion(structured_start(task, 0.3), task, L).value,
                 )
             ]
             for L in (math.inf, *LENGTHS)

@@ -236,7 +236,7 @@ def risk_law(problem: RiskProblem, name: str, key: PRNGKeyArray) -> Law:
         raise NotPredictedError("query_in_prompt is True; with softmax attention a risk is then only measured")
     rate = math.nan
     if name == "risk":
-        rate = _gap(layer, task, 1, name, key, False).value if linear else float(risk_rate(layer, task))
+        rate = float(risk_rate(layer, task).value)
 
     def at(L: int) -> Average:
         gap = _gap(layer, task, L, name, key, problem.query_in_prompt)

@@ -20,6 +20,7 @@ from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, heads_of
+from largeprompt.attention._first_order import first_order
 from largeprompt.attention._forms import described
 from largeprompt.measures import AbstractMeasure
 from largeprompt.measures._from_sampler import warn_of_few
@@ -51,10 +52,8 @@ def output_covariance(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) 
     where $\theta = Uz$ and $b = \mathrm{mean}(\mu_{2\theta}) - \mathrm{mean}(\mu_\theta)$; heads that are added up
     have a covariance between any two of them as well.
     """
-    heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
-    inputs = [(head, head.U @ z) for head in heads]  # kinds may know more of a head with itself, the same object
-    parts = [_output_product(one, u, other, v, mu) for one, u in inputs for other, v in inputs]
-    return checks.result("the limit covariance", jnp.stack(parts).sum(axis=0))
+    found = first_order(summed_heads(layer), layer._prompt(mu), layer._query(z))
+    return checks.result("the limit covariance", found.covariance)
 
 
 def output_bias(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Float[Array, " p"]:
@@ -62,9 +61,8 @@ def output_bias(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Flo
 
     For a softmax head it is $-e^{\Lambda(2\theta)-2\Lambda(\theta)}\,V b$; linear attention has none.
     """
-    heads, mu, z = summed_heads(layer), layer._prompt(mu), layer._query(z)
-    parts = [head.V @ head.reading_bias(mu, head.U @ z) for head in heads]
-    return checks.result("the limit bias", jnp.stack(parts).sum(axis=0))
+    found = first_order(summed_heads(layer), layer._prompt(mu), layer._query(z))
+    return checks.result("the limit bias", found.bias)
 
 
 def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
@@ -138,13 +136,6 @@ def head_constant(
     return total
 
 
-def _output_product(
-    one: AbstractAttention, u, other: AbstractAttention, v, mu: AbstractMeasure, tokens: Tokens = None
-) -> Float[Array, "p p"]:
-    """The limit of L times the covariance of two heads' outputs."""
-    return one.V @ one.error_covariance(mu, u, other, v, tokens) @ other.V.T
-
-
 def _crossed(heads: Heads, mu, z, tokens: Tokens) -> Float[Array, ""]:
     r"""$2\sum_{h<g}\mathrm{tr}\,V_hC_{hg}V_g^\top$: what several heads add to the sum of their own constants."""
     alike: dict[Any, list[AbstractAttention]] = {}
@@ -153,7 +144,7 @@ def _crossed(heads: Heads, mu, z, tokens: Tokens) -> Float[Array, ""]:
     groups, total = list(alike.values()), jnp.zeros((), z.dtype)
 
     def product(one: AbstractAttention, other: AbstractAttention) -> Float[Array, ""]:
-        return jnp.trace(_output_product(one, one.U @ z, other, other.U @ z, mu, tokens))
+        return jnp.trace(one.V @ one.error_covariance(mu, one.U @ z, other, other.U @ z, tokens) @ other.V.T)
 
     for k, group in enumerate(groups):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *group)

@@ -32,8 +32,13 @@ from ._gaps import squared_mean as squared_mean
 from ._generalisation import Generalisation as Generalisation
 from ._generalisation import generalisation as generalisation
 from ._generalisation import optimal_layers as optimal_layers
+from ._labels import AbstractLabel as AbstractLabel
+from ._labels import LogisticLabel as LogisticLabel
+from ._labels import NoisyLink as NoisyLink
 from ._mismatch import linear_mismatch as linear_mismatch
 from ._mismatch import mismatch_rate as mismatch_rate
+from ._optimal_family import FamilyOptimum as FamilyOptimum
+from ._optimal_family import optimal_in_family as optimal_in_family
 from ._optimal_linear import Optimum as Optimum
 from ._optimal_linear import best_reading as best_reading
 from ._optimal_linear import gradient_descent as gradient_descent
@@ -56,6 +61,8 @@ from ._risk._expansion import risk_expansion as risk_expansion
 from ._risk._expansion import risk_rate as risk_rate
 from ._risk._nodes import widened as widened
 from ._risk._selector import risk_function as risk_function
+from ._single_index import LabelledTokens as LabelledTokens
+from ._single_index import SingleIndex as SingleIndex
 from ._stationary._search import StationaryPoint as StationaryPoint
 from ._stationary._search import stationary_points as stationary_points
 from ._stationary._spurious import predicted_excess as predicted_excess

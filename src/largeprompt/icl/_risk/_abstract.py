@@ -141,12 +141,14 @@ class AbstractGaussianRisk(AbstractRisk):
 PIECE = 2**12  # draws
 
 
-def pooled(function: AbstractRisk, layer: AbstractLayer, average: str = "average") -> tuple[Any, Any]:
+def pooled(
+    function: AbstractRisk, layer: AbstractLayer, average: str = "average", draws: int = PIECE
+) -> tuple[Any, Any]:
     """An average of a risk, named by its method, with standard errors.
 
     From pieces all of one shape: JAX compiles once for all sizes.
     """
-    parts = (_average(piece, layer, average) for piece in function.pieces(PIECE))
+    parts = (_average(piece, layer, average) for piece in function.pieces(draws))
     return _finished(functools.reduce(_merged, parts))
 
 

@@ -18,13 +18,14 @@ from . import (
     flows,
     generalise,
     laws,
+    learned_scale,
     limits,
     speed,
 )
 
 _MODULES = (
     *(figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed),
-    *(generalise, diversity),
+    *(generalise, diversity, learned_scale),
 )
 
 
@@ -62,5 +63,6 @@ def settings(choice: Choice) -> dict[str, Any]:
         **dataclasses.asdict(diversity.SIZES[preset]),
         "limit_queries": limits.QUERIES[preset],
         "limit_prompts": limits.PROMPTS[preset],
+        "scale_draws": learned_scale.DRAWS[preset],
         "conventions": dataclasses.asdict(choice.conventions),
     }
