@@ -169,7 +169,7 @@ def test_trained_on_too_short_prompts_softmax_comes_down_more_slowly_than_one_ov
         limit = risk(layer, CORRELATED, inf).value
         gaps = [float(risk(layer, CORRELATED, L).value - limit) for L in (10**9, 10**12)]
         np.testing.assert_allclose(math.log(gaps[0] / gaps[1]) / math.log(1e3), exponent, atol=0.02)
-        assert bool(jnp.isinf(risk_rate(layer, CORRELATED))) == (theta2 > 0.5)
+        assert bool(jnp.isinf(risk_rate(layer, CORRELATED).value)) == (theta2 > 0.5)
 
 
 def test_short_prompts_teach_softmax_attention_more_and_long_ones_less():
