@@ -1,5 +1,6 @@
 """The update of single weights in the compiled loops: plain descent, or with the moments of momentum and Adam."""
 
+import inspect
 from typing import NamedTuple
 
 import numba
@@ -13,7 +14,8 @@ from ._target import tuned
 # sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
 on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
 u = np.uintp  # an index that does not count from the end
-_heavy_ball, _adam = on_matrices(heavy_ball), on_matrices(adam)
+# unwrapped: around a function there may be a checker of its signature, which is nothing to compile
+_heavy_ball, _adam = (on_matrices(inspect.unwrap(rule)) for rule in (heavy_ball, adam))
 OPTIMISERS = (SGD, Momentum, Adam)
 
 
