@@ -103,7 +103,7 @@ TRIALS = {
     "momentum": Trial(training(6, optimiser=Momentum(0.8), loss_factor=2.0), pair(3)),
     "Adam": Trial(training(6, optimiser=ADAM, loss_factor=2.0), pair(3)),
     "Adam, K Q V O": Trial(training(6, optimiser=ADAM), one_head(3)),
-    "Adam, linear alone, two heads": Trial(training(9, THREE, optimiser=ADAM), (heads(2, 4, "linear", 90, rank=3),)),
+    "Adam, two heads": Trial(training(9, THREE, optimiser=ADAM), head_pair(2, 4, rank=3)),
     "momentum, weights in the card's memory": Trial(
         training(6, optimiser=Momentum()), (LINEAR, SOFTMAX), {"_gpu_shapes._ON_CHIP_BYTES": 0}
     ),

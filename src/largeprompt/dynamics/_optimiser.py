@@ -16,7 +16,9 @@ def heavy_ball(gradient: Any, velocity: Any, beta: Any) -> Any:
     return beta * velocity + gradient
 
 
-def adam(gradient: Any, mean: Any, square: Any, beta1: Any, beta2: Any, epsilon: Any, unbias1: Any, unbias2: Any) -> Any:
+def adam(
+    gradient: Any, mean: Any, square: Any, beta1: Any, beta2: Any, epsilon: Any, unbias1: Any, unbias2: Any
+) -> Any:
     r"""Adam's direction $\hat m/(\sqrt{\hat s}+\epsilon)$ and its moments after a step.
 
     They are $m \leftarrow \beta_1 m + (1-\beta_1)g$ and $s \leftarrow \beta_2 s + (1-\beta_2)g^2$; at the t-th step
@@ -30,16 +32,18 @@ def adam(gradient: Any, mean: Any, square: Any, beta1: Any, beta2: Any, epsilon:
 class AbstractOptimiser(abc.ABC):
     r"""How a step follows from the gradients so far, $\theta \leftarrow \theta - \gamma\,\mathrm{direction}$.
 
-    For each parameter it carries `moments` numbers from step to step, which are 0 before the first. `speed` is how many
-    times as fast as plain descent it moves along a gradient that stays the same, for Adam one of size 1.
+    For each parameter it carries `moments` numbers from step to step, which are 0 before the first.
     """
 
     moments: ClassVar[int]
-    speed: float = 1.0
 
     @abc.abstractmethod
     def direction(self, gradient: Any, moments: tuple[Any, ...], t: Any) -> tuple[Any, tuple[Any, ...]]:
         """The direction of the t-th step, counted from 1, and the moments after it, for one array of parameters."""
+
+    def speed(self, batch: int, loss_factor: float) -> float:
+        """How far a step of small rate goes in the time of the gradient flow of the risk, in units of the rate."""
+        return loss_factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +70,14 @@ class Momentum(AbstractOptimiser):
     def __post_init__(self):
         _keep_share(self, "beta")
 
-    @property
-    def speed(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        r"""A constant gradient adds up to $g/(1-\beta)$."""
-        return 1 / (1 - self.beta)
-
     def direction(self, gradient, moments, t):
         """The velocity."""
         velocity = heavy_ball(gradient, moments[0], self.beta)
         return velocity, (velocity,)
+
+    def speed(self, batch, loss_factor):
+        r"""A gradient that stays the same adds up to $g/(1-\beta)$."""
+        return loss_factor / (1 - self.beta)
 
     def __str__(self) -> str:
         return f"momentum:{self.beta!r}"
@@ -101,6 +104,10 @@ class Adam(AbstractOptimiser):
         unbias = 1 - self.beta1**t, 1 - self.beta2**t
         direction, *after = adam(gradient, *moments, self.beta1, self.beta2, self.epsilon, *unbias)
         return direction, tuple(after)
+
+    def speed(self, batch, loss_factor):
+        r"""Gradients of a batch are divided by their size: $B^{-1/2}$ where that of a prompt is about 1."""
+        return batch**0.5
 
     def __str__(self) -> str:
         return f"adam:{self.beta1!r},{self.beta2!r},{self.epsilon!r}"

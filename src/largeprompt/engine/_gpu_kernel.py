@@ -111,7 +111,21 @@ def train(shape: KernelShape) -> Any:
     ) = sizes.values()
 
     def run_blocks(
-        order, integers, rates, coefficients, scales, laws, softs, lines, states, marks, kept, far, deadline, budget, speed
+        order,
+        integers,
+        rates,
+        coefficients,
+        scales,
+        laws,
+        softs,
+        lines,
+        states,
+        marks,
+        kept,
+        far,
+        deadline,
+        budget,
+        speed,
     ):
         """Advance one run per block: from its step on until its stop, or until the deadline.
 

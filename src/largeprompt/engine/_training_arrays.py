@@ -78,7 +78,7 @@ def refusal(training: Training, layers: Layers) -> str | None:
     """
     task, optimiser = training.task, type(training.optimiser)
     if optimiser not in OPTIMISERS:
-        return f"the optimiser is {optimiser.__name__}, not {', '.join(kind.__name__ for kind in OPTIMISERS)}"
+        return f"the optimiser is {optimiser.__name__}, not SGD, Momentum or Adam"
     if type(task) is not LinearRegression:
         return f"the task is {type(task).__name__}, not LinearRegression with its own loss"
     if task.targets != 1:
