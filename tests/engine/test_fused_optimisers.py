@@ -30,7 +30,8 @@ def training(task: LinearRegression, optimiser: AbstractOptimiser, rate: float =
 def test_steps_follow_the_rule_on_the_gradients_of_plain_descent(case, optimiser):
     """A step of SGD at rate 1 from the same state shows the gradient; the rest is NumPy."""
     task, layers = CASES[case]
-    trainer, plain = (FusedTrainer(training(task, *one), layers) for one in ((optimiser,), (SGD(), 1.0)))
+    trainer = FusedTrainer(training(task, optimiser), layers)
+    plain = FusedTrainer(training(task, SGD(), 1.0), layers)
     state, weights = trainer.start(), flat(layers)
     moments = (np.zeros_like(weights),) * optimiser.moments
     for t in range(1, 6):

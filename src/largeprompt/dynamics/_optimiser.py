@@ -1,7 +1,7 @@
 """How gradients become steps: plain descent, momentum and Adam, in PyTorch's conventions.
 
-The rules are functions of numbers or of arrays: the reference applies them to arrays, the fused engine compiles them for
-single entries.
+The rules are functions of numbers or of arrays: the reference applies them to arrays, the fused engine compiles them
+for single entries.
 """
 
 import abc
@@ -62,7 +62,7 @@ class SGD(AbstractOptimiser):
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(AbstractOptimiser):
-    r"""Polyak's heavy ball, $v \leftarrow \beta v + g$ and $\theta \leftarrow \theta - \gamma v$; not Nesterov's variant."""
+    r"""Polyak's heavy ball, $v \leftarrow \beta v + g$ and $\theta \leftarrow \theta - \gamma v$; not Nesterov's."""
 
     beta: float = 0.9
     moments = 1
@@ -85,7 +85,10 @@ class Momentum(AbstractOptimiser):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(AbstractOptimiser):
-    r"""Adam (Kingma and Ba, 2015) with bias correction, $\theta \leftarrow \theta - \gamma\,\hat m/(\sqrt{\hat s}+\epsilon)$."""
+    r"""Adam with bias correction, $\theta \leftarrow \theta - \gamma\,\hat m/(\sqrt{\hat s}+\epsilon)$.
+
+    Means of gradients and of their squares, as in Kingma and Ba (2015), Algorithm 1.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -101,9 +104,9 @@ class Adam(AbstractOptimiser):
 
     def direction(self, gradient, moments, t):
         """The corrected mean of gradients over the root of that of their squares."""
-        unbias = 1 - self.beta1**t, 1 - self.beta2**t
-        direction, *after = adam(gradient, *moments, self.beta1, self.beta2, self.epsilon, *unbias)
-        return direction, tuple(after)
+        numbers = self.beta1, self.beta2, self.epsilon, 1 - self.beta1**t, 1 - self.beta2**t
+        direction, mean, square = adam(gradient, moments[0], moments[1], *numbers)
+        return direction, (mean, square)
 
     def speed(self, batch, loss_factor):
         r"""Gradients of a batch are divided by their size: $B^{-1/2}$ where that of a prompt is about 1."""
