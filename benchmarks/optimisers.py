@@ -3,7 +3,7 @@
     python benchmarks/optimisers.py [--seeds 20] [--jobs 1]
 
 Trains d = 5 from default starts for 20,000 steps, with SGD to a time of 400 of the gradient flow, and prints how many
-runs are trapped, with 95 % Wilson intervals, and in how many seeds the verdict is that of SGD. Eight minutes of one
+runs are trapped, with 95 % Wilson intervals, and in how many seeds the verdict is that of SGD. Seven minutes of one
 core; softmax attention at L = 1000, which takes most of it, has half of the seeds.
 """
 
