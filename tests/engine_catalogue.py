@@ -13,7 +13,7 @@ import numpy as np
 import largeprompt as lp
 from catalogue import matrix
 from largeprompt.dynamics import Layers, State, Training
-from largeprompt.dynamics._sgd import batch_gradient
+from largeprompt.dynamics._sgd import _after_a_step, batch_gradient
 from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, _fused
 from largeprompt.engine._training_arrays import with_arrays
 from largeprompt.icl import LinearRegression, kms
@@ -75,17 +75,15 @@ def reference_ends(training: Training, layers: Layers, steps: int, runs: int) ->
     """Where the reference comes to in some steps, as many times; runs first in every array."""
 
     @eqx.filter_jit
-    def descend(layers, keys):
-        return jax.tree.map(
-            lambda leaf, slope: leaf - training.rate * slope,
-            layers,
-            jax.vmap(lambda layers, key: batch_gradient(training, layers, key))(layers, keys),
-        )
+    def descend(moving, keys, t):
+        gradient = jax.vmap(lambda layers, key: batch_gradient(training, layers, key))(moving[0], keys)
+        return _after_a_step(training, *moving, gradient=gradient, t=t)
 
     found = jax.tree.map(lambda leaf: np.tile(leaf, (runs, 1, 1)), layers)
-    for keys in jax.random.split(jax.random.key(4), (steps, runs)):
-        found = descend(found, keys)
-    return found
+    moving = (found, *(jax.tree.map(np.zeros_like, found),) * training.optimiser.moments)
+    for t, keys in enumerate(jax.random.split(jax.random.key(4), (steps, runs)), 1):
+        moving = descend(moving, keys, jnp.asarray(t, float))
+    return moving[0]
 
 
 def readings(layers: Layers) -> np.ndarray:

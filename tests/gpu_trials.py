@@ -12,7 +12,7 @@ import largeprompt as lp
 from catalogue import matrix
 from engine_catalogue import CASES, KMS, head_pair, heads, pair
 from largeprompt import lab
-from largeprompt.dynamics import Layers, State, Training
+from largeprompt.dynamics import Adam, Layers, Momentum, State, Training
 from largeprompt.engine import FusedTrainer, GpuRun
 from largeprompt.icl import LinearRegression, kms
 
@@ -58,6 +58,7 @@ SOFTMAX, LINEAR = pair(3)
 HARD = pair(3, 15.0)
 THREE = LinearRegression(kms(3, 0.5), 0.1)
 MANY_PARTS = {"_gpu._TOKENS_OF_ONE_THREAD": 1, "_gpu_prompts.SHORT": 4, "_gpu_tokens.SHORT": 4}
+ADAM = Adam(0.7, 0.9, 1e-3)  # with such an ε rounding of small gradients stays small
 UNSTEADY = ("two heads, hard maximum", "three heads, more columns than dimensions")  # at the rate of the others
 TRIALS = {
     name: Trial(training(case.L, case.task, rate=5e-4 if name in UNSTEADY else 0.02), case.layers)
@@ -99,6 +100,13 @@ TRIALS = {
     ),
     "both halves of a seed, and another loss": Trial(training(6, seed=2**40 + 12345, loss_factor=2.0), pair(3)),
     "the last steps there are": Trial(training(6), pair(3), first=2**32 - 5),
+    "momentum": Trial(training(6, optimiser=Momentum(0.8), loss_factor=2.0), pair(3)),
+    "Adam": Trial(training(6, optimiser=ADAM, loss_factor=2.0), pair(3)),
+    "Adam, K Q V O": Trial(training(6, optimiser=ADAM), one_head(3)),
+    "Adam, two heads": Trial(training(9, THREE, optimiser=ADAM), head_pair(2, 4, rank=3)),
+    "momentum, weights in the card's memory": Trial(
+        training(6, optimiser=Momentum()), (LINEAR, SOFTMAX), {"_gpu_shapes._ON_CHIP_BYTES": 0}
+    ),
 }
 
 
@@ -112,6 +120,9 @@ def unlike() -> list[GpuRun]:
         (Trial(training(6, batch=18), (SOFTMAX,)), 2, (2,)),
         (Trial(training(9, THREE), head_pair(2, 4, rank=3)), 3, (1, 2)),
         (Trial(training(5, seed=1), (LINEAR, SOFTMAX)), 3, (3,)),
+        (Trial(training(5, seed=1, optimiser=ADAM), pair(3)), 4, (2,)),
+        (Trial(training(9, seed=2, optimiser=Adam(0.5, 0.9)), (LINEAR, SOFTMAX)), 3, (1,)),
+        (Trial(training(5, seed=1, optimiser=Momentum()), pair(3)), 3, ()),
     ]
     return [GpuRun(trial.training, trial.start, stop, marks) for trial, stop, marks in trials]
 

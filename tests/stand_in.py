@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from largeprompt.dynamics import AbstractTrainer, State
+from largeprompt.dynamics import AbstractTrainer
 from largeprompt.lab._weights import matrices
 
 FAR = 1e8
@@ -28,7 +28,7 @@ class StandIn(AbstractTrainer):
                     diverged[i] = step
         before: tuple[Any, ...] = state.layers
         found = tuple(old.with_parameters(new) for old, new in zip(before, layers, strict=True))
-        return State(stop, found, tuple(diverged))
+        return state._replace(step=stop, layers=found, diverged=tuple(diverged))
 
 
 def trainer_for(training, layers, engine):

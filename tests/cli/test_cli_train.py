@@ -144,6 +144,8 @@ WRONG = [
     (("--sigma", "diagonal:1,2"), "for d = 5"),
     (("--rate", "-1"), "rate is -1; it must be a number above 0"),
     (("--seeds", "0"), "seeds is 0; it must be at least 1"),
+    (("--optimiser", "adagrad"), "optimiser is 'adagrad'; it must be sgd, momentum or momentum:BETA, adam or"),
+    (("--optimiser", "sgd,adam:0.9,1"), "optimiser is 'adam:0.9,1': beta2 is 1; it must be at least 0 and below 1"),
     (("--record", "loss"), "record.what is 'loss'"),
     (("--jobs", "0"), "--jobs is 0; it must be at least 1"),
     (("--config", "missing.toml"), "missing.toml"),
@@ -159,6 +161,14 @@ def test_what_a_user_did_wrong_is_one_line(command, options, message):
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in out + err
+
+
+def test_optimisers_are_swept_and_named_in_the_table(command):
+    options = ("--attention", "linear", "--optimiser", "sgd,momentum:0.8,adam:0.9,0.99", "--json")
+    code, out, err = command("train", *QUICK, *options)
+    assert (code, err) == (0, "")
+    names = [row["optimiser"] for row in json.loads(out)["rows"]]
+    assert names == ["sgd", "momentum:0.8", "adam:0.9,0.99,1e-08"]
 
 
 def test_an_unknown_setting_of_a_file_is_named(command):

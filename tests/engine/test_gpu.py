@@ -31,7 +31,7 @@ from engine_catalogue import (
 )
 from largeprompt import lab
 from largeprompt._device import gpu_refusal
-from largeprompt.dynamics import FAR, Layers, State, Training
+from largeprompt.dynamics import FAR, Adam, Layers, Momentum, State, Training
 from largeprompt.engine import FusedTrainer, GpuBatch, GpuRun, GpuTrainer, trainer_for
 from largeprompt.engine._tokens import SHORT
 from largeprompt.icl import LinearRegression, kms
@@ -116,6 +116,16 @@ def test_after_twenty_steps_runs_have_the_law_of_the_reference():
     for one, other in zip(readings(found), readings(reference), strict=True):
         assert one.std() > 1e-2
         assert stats.kstest(one, other).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("optimiser", [Momentum(0.8), Adam(0.7, 0.9, 1e-3)], ids=str)
+def test_momentum_and_adam_go_the_way_of_the_processor(optimiser):
+    training, layers = small(optimiser=optimiser), pair(3)
+    one, other = (kind(training, layers) for kind in (FusedTrainer, GpuTrainer))
+    expected, found = one.advance(one.start(), 30), other.advance(other.advance(other.start(), 11), 30)
+    for part in ("layers", "moments"):
+        ends = flat(getattr(expected, part))
+        np.testing.assert_allclose(flat(getattr(found, part)), ends, rtol=0, atol=DRIFT * np.abs(ends).max())
 
 
 @pytest.mark.parametrize(

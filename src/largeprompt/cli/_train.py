@@ -18,7 +18,7 @@ Folder = Annotated[
     typer.Option("--store", help="Folder or address (s3://…) of results; by default $LARGEPROMPT_STORE, or runs."),
 ]
 _SEEDS = ("seed", "seeds", "weight_seed", "data_seed")
-_COVARIANCES = ("sigma", "omega", "query_sigma")
+_WITH_NUMBERS = ("sigma", "omega", "query_sigma", "optimiser")  # whose values may contain commas
 _SETTINGS = {
     "L": "Prompt length: 100, 1e3 or inf; 10,100 or 10:1000:log. [100]",
     "attention": "pair (softmax and linear on the same tokens), or a kind: softmax, sigmoid, relu ... [pair]",
@@ -35,6 +35,7 @@ _SETTINGS = {
     "start": "pytorch, structured:ALPHA (Assumption 5.1), FILE.npz. [pytorch]",
     "batch": "Prompts per step. [128]",
     "rate": "Learning rate. [0.001]",
+    "optimiser": "sgd, momentum:0.9, adam:0.9,0.999,1e-8; numbers may be left out. [sgd]",
     "loss_factor": "1: half the squared error; 2: the squared error. [1]",
     "steps": "Steps. [500000]",
     "seed": "Seed of weights and of data. [0]",
@@ -108,10 +109,10 @@ _RECORD = ("record", "points", "every", "draws")
 
 
 def _parsed(name: str, text: str) -> Any:
-    """A value, or with commas a list of them; the numbers of `diagonal:1,2` stay together."""
+    """A value, or with commas a list of them; the numbers of `diagonal:1,2` and `adam:0.9,0.99` stay together."""
     if name == "L":
         return text  # `lab.runs_from` reads lengths, for files and options alike
-    parts = re.split(r",(?=\s*[a-zA-Z./])" if name in _COVARIANCES else ",", text)
+    parts = re.split(r",(?=\s*[a-zA-Z./])" if name in _WITH_NUMBERS else ",", text)
     values = [value(part.strip()) for part in parts]
     return values if len(values) > 1 or name == "record" else values[0]
 

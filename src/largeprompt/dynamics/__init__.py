@@ -9,6 +9,11 @@ from ._flow import gradient_flow as gradient_flow
 from ._ladder import Ladder as Ladder
 from ._ladder import flow_ladder as flow_ladder
 from ._limits import flow_limit as flow_limit
+from ._optimiser import SGD as SGD
+from ._optimiser import AbstractOptimiser as AbstractOptimiser
+from ._optimiser import Adam as Adam
+from ._optimiser import Momentum as Momentum
+from ._optimiser import optimiser_named as optimiser_named
 from ._sgd import FAR as FAR
 from ._sgd import AbstractTrainer as AbstractTrainer
 from ._sgd import Layers as Layers

@@ -1,5 +1,5 @@
 import abc
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,6 +20,8 @@ from largeprompt.icl import (
     refuse_beyond_memory,
 )
 
+from ._optimiser import SGD, AbstractOptimiser
+
 FAR = 1e8  # a parameter norm from which training counts as diverged
 _TOKENS_AT_ONCE = 2**20
 Layers = tuple[AbstractLayer, ...]
@@ -30,7 +32,8 @@ class Training(eqx.Module):
 
     Each step draws `batch` instances of the task with prompts of `L` tokens (`L = inf`: their laws), all from `seed`.
     `rate` is $\gamma$; `loss_factor` is $c$, 1 for the paper's half mean squared error and 2 for the mean squared error
-    of common code. Layers trained side by side see the same prompts. Paper: Appendix A.
+    of common code; another `optimiser` makes other steps of the same gradients. Layers trained side by side see the
+    same prompts. Paper: Appendix A.
     """
 
     task: AbstractTask
@@ -39,6 +42,7 @@ class Training(eqx.Module):
     rate: float = eqx.field(static=True)
     loss_factor: float = eqx.field(static=True)
     seed: int = eqx.field(static=True)
+    optimiser: AbstractOptimiser = eqx.field(static=True)
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Training(eqx.Module):
         rate: float = 1e-3,
         loss_factor: float = 1.0,
         seed: int = 0,
+        optimiser: AbstractOptimiser = SGD(),  # noqa: B008
     ):
         self.task, self.L = as_task(task), checks.prompt_length(L)
         self.batch = checks.count("batch", batch)
@@ -60,19 +65,27 @@ class Training(eqx.Module):
         self.seed = checks.count("seed", seed, at_least=0)
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2**63")
+        if not isinstance(optimiser, AbstractOptimiser):
+            raise ValueError(f"optimiser is {optimiser!r}; it must be an optimiser such as SGD(), Momentum() or Adam()")
+        self.optimiser = optimiser
 
     def with_seed(self, seed: int) -> "Training":
         """The same training on other prompts."""
-        options = {"batch": self.batch, "rate": self.rate, "loss_factor": self.loss_factor}
+        options: Any = {name: getattr(self, name) for name in ("batch", "rate", "loss_factor", "optimiser")}
         return Training(self.task, self.L, seed=seed, **options)
 
 
 class State(NamedTuple):
-    """Layers after `step` steps. `diverged[i]` is the step at which layer i left all bounds; it stays where it was."""
+    """Layers after `step` steps. `diverged[i]` is the step at which layer i left all bounds; it stays where it was.
+
+    `moments` are what the optimiser carries from step to step, each as layers of the same shapes; those of a layer that
+    diverged mean nothing.
+    """
 
     step: int
     layers: Layers
     diverged: tuple[int | None, ...]
+    moments: tuple[Layers, ...] = ()
 
 
 class AbstractTrainer(abc.ABC):
@@ -93,7 +106,8 @@ class AbstractTrainer(abc.ABC):
     def start(self) -> State:
         """The state before the first step."""
         layers = jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, self._start)
-        return State(0, layers, (None,) * len(layers))
+        zeros = jax.tree.map(lambda leaf: np.zeros_like(leaf) if eqx.is_array(leaf) else leaf, layers)
+        return State(0, layers, (None,) * len(layers), (zeros,) * self._training.optimiser.moments)
 
     def advance(self, state: State, stop: int) -> State:
         """The state after the steps from that of `state` up to, not including, `stop`."""
@@ -120,17 +134,17 @@ class ReferenceTrainer(AbstractTrainer):
         refuse_beyond_memory(held_tokens(layers, training.task, training.L), training.task.dim)
 
     def _advance(self, state: State, stop: int) -> State:
-        arrays, static = eqx.partition(state.layers, eqx.is_inexact_array)
-        arrays = jax.tree.map(jnp.asarray, arrays)
+        static = eqx.filter(state.layers, eqx.is_inexact_array, inverse=True)
+        moving = jax.tree.map(jnp.asarray, eqx.filter((state.layers, *state.moments), eqx.is_inexact_array))
         diverged = jnp.asarray([-1 if at is None else at for at in state.diverged], int)
         root = jax.random.key(self._training.seed)
         training = self._training.with_seed(0)  # which seed it is, the compiled step need not know
         step = state.step
         while step < stop and bool((diverged < 0).any()):
-            arrays, diverged = _descend(training, arrays, static, diverged, root, jnp.asarray(step, jnp.uint32))
+            moving, diverged = _descend(training, moving, static, diverged, root, jnp.asarray(step, jnp.uint32))
             step += 1
-        layers = eqx.combine(jax.tree.map(np.asarray, arrays), static)
-        return State(stop, layers, tuple(None if at < 0 else int(at) for at in diverged))
+        layers, *moments = (eqx.combine(part, static) for part in jax.tree.map(np.asarray, moving))
+        return State(stop, layers, tuple(None if at < 0 else int(at) for at in diverged), tuple(moments))
 
 
 def batch_gradient(training: Training, layers: Layers, key: PRNGKeyArray) -> Layers:
@@ -155,13 +169,26 @@ def batch_gradient(training: Training, layers: Layers, key: PRNGKeyArray) -> Lay
 
 # One step a call, not a loop of them: inside a loop XLA's code for the processor runs thirty times slower.
 @eqx.filter_jit
-def _descend(training: Training, arrays, static, diverged, root: PRNGKeyArray, step: Array):
-    gradient = batch_gradient(training, eqx.combine(arrays, static), jax.random.fold_in(root, step))
-    moved = jax.tree.map(lambda leaf, slope: leaf - training.rate * slope, arrays, gradient)
-    within = jnp.stack([norm(layer) <= FAR for layer in moved])  # false for NaN as well
+def _descend(training: Training, moving, static, diverged, root: PRNGKeyArray, step: Array):
+    """The layers' arrays and, after them, the moments, a step later."""
+    gradient = batch_gradient(training, eqx.combine(moving[0], static), jax.random.fold_in(root, step))
+    moved = _after_a_step(training, *moving, gradient=gradient, t=step.astype(float) + 1)
+    within = jnp.stack([norm(layer) <= FAR for layer in moved[0]])  # false for NaN as well
     diverged = jnp.where((diverged < 0) & ~within, step.astype(diverged.dtype), diverged)
-    arrays = tuple(
-        jax.tree.map(lambda new, old, at=at: jnp.where(at < 0, new, old), *both)
-        for *both, at in zip(moved, arrays, diverged, strict=True)
-    )
-    return arrays, diverged
+
+    def unless_diverged(new, old):
+        parts = zip(new, old, diverged, strict=True)
+        return tuple(jax.tree.map(lambda a, b, at=at: jnp.where(at < 0, a, b), *both) for *both, at in parts)
+
+    return tuple(map(unless_diverged, moved, moving)), diverged
+
+
+def _after_a_step(training: Training, arrays, *moments, gradient, t: Array):
+    """The arrays and the moments after the t-th step."""
+    optimiser, tree = training.optimiser, jax.tree.structure(arrays)
+    steps = [
+        optimiser.direction(slope, tuple(own), t)
+        for slope, *own in zip(*map(jax.tree.leaves, (gradient, *moments)), strict=True)
+    ]
+    moved = [leaf - training.rate * step for leaf, (step, _) in zip(jax.tree.leaves(arrays), steps, strict=True)]
+    return tuple(map(tree.unflatten, (moved, *zip(*(after for _, after in steps), strict=True))))

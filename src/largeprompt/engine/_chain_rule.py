@@ -10,15 +10,12 @@ Loops over them are `while` loops: how often a range with a step runs takes a di
 """
 
 import numba
-import numpy as np
 
 from ._target import across, alone, mate, mates, shared, tuned
+from ._update import change, on_matrices, u
 
-# sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
-on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
 in_caller = numba.njit(forceinline=True)
 _BEYOND = 2**62
-u = np.uintp  # an index that does not count from the end
 
 
 @in_caller
@@ -235,8 +232,8 @@ def _places(w, h):
 
 
 @on_matrices
-def _propose_head(w, h, rate):
-    """Compute head h after a step down; return the sum of the squares of what this thread has of it."""
+def _propose_head(w, h, rate, rule):
+    """Compute head h after a step; return the sum of the squares of what this thread has of it."""
     tuned()
     _, k, D = w.K.shape
     at_K, at_Q, at_V, at_O = _places(w, h)
@@ -246,14 +243,17 @@ def _propose_head(w, h, rate):
         i = first_column(w)
         while i < D:
             if a < k:
-                K = w.K[u(h), u(a), u(i)] - (rate * w.dK[u(h), u(a), u(i)] if w.learns_K else 0.0)
-                Q = w.Q[u(h), u(a), u(i)] - rate * w.dQ[u(h), u(a), u(i)]
-                w.proposed[u(at_K + a * D + i)] = K
-                w.proposed[u(at_Q + a * D + i)] = Q
+                at = at_K + a * D + i
+                K = w.K[u(h), u(a), u(i)] - (change(1.0, w.dK[u(h), u(a), u(i)], rate, rule, at) if w.learns_K else 0.0)
+                w.proposed[u(at)] = K
+                at = at_Q + a * D + i
+                Q = w.Q[u(h), u(a), u(i)] - change(1.0, w.dQ[u(h), u(a), u(i)], rate, rule, at)
+                w.proposed[u(at)] = Q
                 square += K * K + Q * Q
             if a < w.V.shape[1]:
-                V = w.V[u(h), u(a), u(i)] - rate * w.O[u(h), u(a)] * w.v[u(h), u(i)]
-                w.proposed[u(at_V + a * D + i)] = V
+                at = at_V + a * D + i
+                V = w.V[u(h), u(a), u(i)] - change(w.O[u(h), u(a)], w.v[u(h), u(i)], rate, rule, at)
+                w.proposed[u(at)] = V
                 square += V * V
             i = next_column(w, i)
         a = next_row(w, a)
@@ -263,7 +263,9 @@ def _propose_head(w, h, rate):
         if w.learns_O:
             for i in range(D):
                 slope += w.V[u(h), u(a), u(i)] * w.v[u(h), u(i)]
-        O = w.O[u(h), u(a)] - rate * slope
+        O = w.O[u(h), u(a)]
+        if rule is None or w.learns_O:  # what is not learnt has no moments
+            O -= change(1.0, slope, rate, rule, at_O + a)
         w.proposed[u(at_O + a)] = O
         square += O * O
         a = next_entry(w, a)
@@ -271,14 +273,17 @@ def _propose_head(w, h, rate):
 
 
 @on_matrices
-def propose(w, Bq, plain, rate):
-    """Compute the weights after a step down, once all threads have gradients; return the squares of this thread's."""
+def propose(w, Bq, plain, rate, rule):
+    """Compute the weights after a step, once all threads have gradients; return the squares of this thread's.
+
+    The rule is None for plain descent; others change the moments of the weights.
+    """
     tuned()
     heads, _, D = w.K.shape
     square = 0.0
     for h in range(heads):
         _set_product_with_transposed(w.Q_hat[u(h)], Bq, D - 1, 1.0, plain, w.dQ[u(h)], w)
-        square += _propose_head(w, h, rate)
+        square += _propose_head(w, h, rate, rule)
     return square
 
 

@@ -4,6 +4,7 @@ from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._kernel import trainer, workspace
 from ._training_arrays import TrainingArrays, refusal, with_arrays
+from ._update import coefficients
 
 
 class FusedTrainer(AbstractTrainer):
@@ -28,6 +29,7 @@ class FusedTrainer(AbstractTrainer):
         training, arrays = self._training, self._arrays
         parts = arrays.weights_of(state.layers)
         diverged = np.array([-1 if at is None else at for at in arrays.ordered(state.diverged)])
+        moments = arrays.vectors(state.moments) if state.moments else None
         trainer(arrays.softmax is not None, arrays.linear is not None)(
             state.step,
             stop,
@@ -41,10 +43,12 @@ class FusedTrainer(AbstractTrainer):
             parts[-1],
             self._space,
             diverged,
+            coefficients(training),
+            moments,
         )
         layers = tuple(
             with_arrays(layer, w.K, w.Q, w.V, w.O)
             for layer, w in zip(state.layers, arrays.in_order(parts), strict=True)
         )
         ends = (None if end < 0 else int(end) for end in arrays.in_order(diverged.tolist()))
-        return State(stop, layers, tuple(ends))
+        return State(stop, layers, tuple(ends), arrays.moments(state.moments, moments))

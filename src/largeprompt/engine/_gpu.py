@@ -31,6 +31,7 @@ from ._gpu_shapes import (
 from ._head_arrays import Weights
 from ._target import PLAIN_PYTHON, WARP
 from ._training_arrays import TrainingArrays, refusal
+from ._update import coefficients
 
 SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
@@ -91,7 +92,7 @@ class GpuBatch:
             groups.append((numbers, _Group(*shape, [(runs[i], self._arrays[i]) for i in numbers])))
         self._groups = sorted(groups, key=lambda group: -group[1].longest)
         self._running: list[tuple[list[int], _Group]] = []
-        self._layers = [run.state.layers for run in runs]
+        self._layers, self._moments = [run.state.layers for run in runs], [run.state.moments for run in runs]
 
     @property
     def shares(self) -> list[float]:
@@ -124,7 +125,9 @@ class GpuBatch:
         for numbers, group in self._running:
             for i, (step, vector, diverged, steps, kept) in group.collect().items():
                 arrays, layers = self._arrays[numbers[i]], self._layers[numbers[i]]
-                state = State(step, arrays.layers(layers, vector), arrays.in_order(diverged))
+                weights, moments = np.split(vector, [kept.shape[-1]])
+                carried = arrays.moments(self._moments[numbers[i]], moments)
+                state = State(step, arrays.layers(layers, weights), arrays.in_order(diverged), carried)
                 segments[numbers[i]] = Segment(state, steps, arrays.layers(layers, kept))
         return segments
 
@@ -141,7 +144,8 @@ def _shape_of(training: Training, arrays: TrainingArrays) -> tuple[KernelShape, 
         parts = 2
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
-    return KernelShape(training.task.dim - 1, softmax, linear, prompts, few, math.inf == training.L), parts
+    infinite, moments = math.inf == training.L, training.optimiser.moments
+    return KernelShape(training.task.dim - 1, softmax, linear, prompts, few, infinite, moments), parts
 
 
 class _Group:
@@ -172,7 +176,9 @@ class _Group:
         )
         self._rates = self.on_card(np.array([run.training.rate * run.training.loss_factor for run, _ in members]))
         self._scales = self.on_card(np.array([[w.scale for w in arrays.weights] for _, arrays in members]))
-        self._states = self.on_card(np.stack([arrays.vector(run.state.layers) for run, arrays in members]))
+        self._coefficients = self.on_card(np.stack([coefficients(run.training) for run, _ in members]))
+        states = [(arrays.vector(run.state.layers), arrays.vectors(run.state.moments)) for run, arrays in members]
+        self._states = self.on_card(np.stack([np.concatenate(both) for both in states]))
         self._rooms = [self._room(layer) for layer in shape.layers]
 
     def _room(self, layer: LayerShape) -> _Room:
@@ -227,6 +233,7 @@ class _Group:
                 self._order,
                 integers,
                 self._rates,
+                self._coefficients,
                 self._scales,
                 self._laws,
                 self._rooms[0],
@@ -251,8 +258,8 @@ class _Group:
             diverged = integers[i, [DIVERGED, OTHER_DIVERGED][: len(self._shape.layers)]]
             steps, rows = self._window[i][: integers[i, MARK]], kept[i, : integers[i, MARK]]
             if np.all(diverged >= 0):  # the loop has ended, and all stays as it is
-                rest = self._marks[i][self._seen[i] + len(steps) :]
-                steps, rows = np.append(steps, rest), np.concatenate([rows, np.tile(states[i], (len(rest), 1))])
+                rest, weights = self._marks[i][self._seen[i] + len(steps) :], states[i, : self._shape.size]
+                steps, rows = np.append(steps, rest), np.concatenate([rows, np.tile(weights, (len(rest), 1))])
                 self._integers[i, STEP] = self._stops[i]
             self._seen[i] += len(steps)
             ends = tuple(None if at < 0 else int(at) for at in diverged)

@@ -44,6 +44,7 @@ from ._gpu_weights import weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
+from ._update import rule_at
 
 cuda: Any = _cuda  # under this name, by which its simulator finds it
 u32 = np.uint32
@@ -72,6 +73,7 @@ def train(shape: KernelShape) -> Any:
     draw, hand_over, hand_instances, take_instances = drawing_ahead(shape)
     add_up_tokens, gradients = sums_over_tokens(shape), adding_gradients(shape, hand_over)
     pair, layers, first_size = softmax and linear, len(shape.layers), shape.layers[0].size(D)
+    moments, size = shape.moments > 0, shape.size
     place_soft, place_line = (
         weights_on_chip(layer, shape, number) if shape.on_chip else weights_in_memory(layer, shape)
         for number, layer in enumerate((shape.layers[0], shape.layers[-1]))
@@ -109,7 +111,21 @@ def train(shape: KernelShape) -> Any:
     ) = sizes.values()
 
     def run_blocks(
-        order, integers, rates, scales, laws, softs, lines, states, marks, kept, far, deadline, budget, speed
+        order,
+        integers,
+        rates,
+        coefficients,
+        scales,
+        laws,
+        softs,
+        lines,
+        states,
+        marks,
+        kept,
+        far,
+        deadline,
+        budget,
+        speed,
     ):
         """Advance one run per block: from its step on until its stop, or until the deadline.
 
@@ -243,7 +259,11 @@ def train(shape: KernelShape) -> Any:
             together()
             own_backprop(second, soft, line, law.B, law.plain)
             together()
-            square = own_propose(second, soft, line, law.Bq, law.plain, rate)
+            if moments:
+                rule = rule_at(step, coefficients[u(run)], state[size:], offset, size)
+                square = own_propose(second, soft, line, law.Bq, law.plain, rate, rule)
+            else:
+                square = own_propose(second, soft, line, law.Bq, law.plain, rate, None)
             all_within = all_agree(diverged >= 0 or surely_within(square, far, mates))
             if diverged < 0 and not own_accept(second, soft, line, all_within, far):
                 diverged = step

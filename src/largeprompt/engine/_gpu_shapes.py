@@ -51,6 +51,7 @@ class KernelShape(NamedTuple):
     prompts: int
     few: bool = False  # tokens: fewer than there are directions that they would be drawn along
     infinite: bool = False  # many
+    moments: int = 0  # that the optimiser carries of each weight
 
     @property
     def columns(self) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from ._lanes import LANES, aligned, assembled, on_lanes, orthonormalise, row, ro
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import product_over_lanes, tuned
 from ._tokens import sums_of_heads
+from ._update import on_matrices, rule_at
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
@@ -118,10 +119,17 @@ def _gradients(d, w, first, readings, valid, law, s):
 
 
 @assembled
-def _descend(w, law, rate, far):
+def _descend(w, law, rate, rule, far):
     begin_backprop(w, law.B, law.plain)
     backprop(w, law.B, law.plain)
-    return accept(w, surely_within(propose(w, law.Bq, law.plain, rate), far, 1), far)
+    return accept(w, surely_within(propose(w, law.Bq, law.plain, rate, rule), far, 1), far)
+
+
+@on_matrices
+def _rule(step, coefficients, moments, begin, size):
+    if moments is None:
+        return None
+    return rule_at(step, coefficients, moments, begin, size)
 
 
 @functools.cache
@@ -138,14 +146,15 @@ def source_hash() -> str:
 
 def _trainer(sources: str, softmax: bool, linear: bool):
     @numba.njit(nogil=True, error_model="numpy", cache=True)
-    def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged):
-        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`."""
+    def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged, coefficients, moments):
+        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`; changes `moments`, None for SGD."""
         tuned()
         _ = sources  # part of the name under which the compiled code is kept
         d = law.B.shape[0] - 1
         k0, k1 = u32(seed & 0xFFFFFFFF), u32(seed >> 32)
         m = 2 * soft.K.shape[0] if softmax else 0
         n = 2 * line.K.shape[0] if linear else 0
+        order = (len(soft.proposed) if softmax else 0) + (len(line.proposed) if linear else 0)
         for step in range(start, stop):
             if softmax:
                 begin_projection(soft, law.B, law.Bq, law.plain)
@@ -182,12 +191,14 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                     _gradients(d, line, m, s.linear, valid, law, s)
             going = False
             if softmax:
-                if diverged[0] < 0 and not _descend(soft, law, rate / batch, far):
+                rule = _rule(step, coefficients, moments, 0, order)
+                if diverged[0] < 0 and not _descend(soft, law, rate / batch, rule, far):
                     diverged[0] = step
                 going = going or diverged[0] < 0
             if linear:
                 at = 1 if softmax else 0
-                if diverged[at] < 0 and not _descend(line, law, rate / batch, far):
+                rule = _rule(step, coefficients, moments, len(soft.proposed) if softmax else 0, order)
+                if diverged[at] < 0 and not _descend(line, law, rate / batch, rule, far):
                     diverged[at] = step
                 going = going or diverged[at] < 0
             if not going:

@@ -14,6 +14,7 @@ from largeprompt.icl import LinearRegression
 
 from ._batch import Law
 from ._head_arrays import Weights, weights
+from ._update import OPTIMISERS
 
 _COUNTERS = 2**32  # of a step's random numbers
 # A prompt of so many tokens differs from its law by a 10⁻⁹th, less than float32 can hold: longer ones are read as this.
@@ -48,6 +49,16 @@ class TrainingArrays:
         """All weights that are learnt, and those that stay, as one row."""
         return np.concatenate([np.ravel(array) for w in self.weights_of(layers) for array in (w.K, w.Q, w.V, w.O)])
 
+    def vectors(self, moments: Sequence[Layers]) -> np.ndarray:
+        """What an optimiser carries of all weights, one moment after the other."""
+        return np.concatenate([np.empty(0), *map(self.vector, moments)])
+
+    def moments(self, like: Sequence[Layers], vectors: np.ndarray | None) -> tuple[Layers, ...]:
+        """The moments of such a row."""
+        if not like or vectors is None:
+            return ()
+        return tuple(self.layers(layers, row) for layers, row in zip(like, np.split(vectors, len(like)), strict=True))
+
     def layers(self, like: Layers, vector: np.ndarray) -> Layers:
         """The layers of such a row, or of many, with as many entries first in each of their arrays."""
         found, at, rows = [], 0, vector.shape[:-1]
@@ -65,7 +76,9 @@ def refusal(training: Training, layers: Layers) -> str | None:
 
     This is its only door: exactly softmax and linear attention come in, and heads of these.
     """
-    task = training.task
+    task, optimiser = training.task, type(training.optimiser)
+    if optimiser not in OPTIMISERS:
+        return f"the optimiser is {optimiser.__name__}, not SGD, Momentum or Adam"
     if type(task) is not LinearRegression:
         return f"the task is {type(task).__name__}, not LinearRegression with its own loss"
     if task.targets != 1:

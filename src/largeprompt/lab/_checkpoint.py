@@ -48,9 +48,9 @@ def checkpoint_from(content: bytes, place: str, key: str) -> Checkpoint:
     return Checkpoint(header, arrays)
 
 
-def layers_in(checkpoint: Checkpoint, starts: Sequence[Any]) -> tuple[Any, ...]:
-    """The layers of a checkpoint, each of the kind and shape that it had at the start."""
+def layers_in(checkpoint: Checkpoint, starts: Sequence[Any], part: str = "") -> tuple[Any, ...]:
+    """The layers of a checkpoint, or a moment of them, each of the kind and shape that it had at the start."""
     return tuple(
-        layer.with_parameters({name: checkpoint.arrays[f"state {i} {name}"] for name in layer.parameters})
+        layer.with_parameters({name: checkpoint.arrays[f"state {i} {name}{part}"] for name in layer.parameters})
         for i, layer in enumerate(starts)
     )

@@ -127,7 +127,8 @@ def _peak_memory() -> int:
 
 def _kind(run: Run) -> tuple:
     """What the speed of a run, its engine named, depends on."""
-    return run.engine, run.attention, run.parameters, run.heads, run.head_dim, run.outputs, run.L, run.batch, run.d
+    shape = run.parameters, run.heads, run.head_dim, run.outputs
+    return run.engine, run.attention, *shape, run.L, run.batch, run.d, run.optimiser
 
 
 def _speed(run: Run) -> float:

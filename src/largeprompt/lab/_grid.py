@@ -96,6 +96,11 @@ def _but_for_seeds(run: Run) -> tuple:
 
 
 def varying(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The settings that distinguish the rows of a summary: covariance, length, and whatever else differs but seeds."""
+    """The settings that distinguish the rows of a summary: covariance, length, and whatever else differs but seeds.
+
+    An optimiser other than SGD is shown even where all runs have it.
+    """
     names = [name for name in _FIELDS if name not in (*_ALWAYS, *SEEDS, "attention", "record")]
-    return _ALWAYS + tuple(name for name in names if len({getattr(run, name) for run in runs}) > 1)
+    values = {name: {getattr(run, name) for run in runs} for name in names}
+    unusual = values["optimiser"] != {"sgd"}
+    return _ALWAYS + tuple(name for name in names if len(values[name]) > 1 or (name == "optimiser" and unusual))

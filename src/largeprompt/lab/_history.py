@@ -190,7 +190,7 @@ def _values_and_errors(function: AbstractRisk, layers: AbstractLayer) -> Any:
 def _setting(run: Run) -> Run:
     """What the risk of a run depends on."""
     same: Any = {"steps": 0, "rate": 1.0, "loss_factor": 1.0, "batch": 1, "weight_seed": 0, "data_seed": 0}
-    return dataclasses.replace(run, record=Record(draws=run.record.draws), **same)
+    return dataclasses.replace(run, optimiser="sgd", record=Record(draws=run.record.draws), **same)
 
 
 def risks(setting: Run) -> list[AbstractRisk]:

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import __version__
+from largeprompt.dynamics import optimiser_named
 
 from ._grid import runs_from, varying
 from ._history import History
@@ -73,7 +74,7 @@ def judged(data: xr.Dataset) -> xr.Dataset:
         return data
     run = run_of(data)
     sticks = [yardstick(run, member) for member in run.members]
-    time, ends = run.rate * run.loss_factor * run.steps, []
+    time, ends = run.rate * optimiser_named(run.optimiser).speed(run.batch, run.loss_factor) * run.steps, []
     for member, stick in zip(run.members, sticks, strict=True):
         own = data.sel(member=member)
         at = None if np.isnan(own.diverged) else int(own.diverged)

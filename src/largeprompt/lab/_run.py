@@ -16,7 +16,7 @@ from largeprompt import _checks as checks
 from largeprompt._precision import cached, is_float64
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Head, MultiHead, known_kinds
-from largeprompt.dynamics import AbstractTrainer, Training, structured_start
+from largeprompt.dynamics import AbstractTrainer, Training, optimiser_named, structured_start
 from largeprompt.icl import LinearRegression, covariance_named, held_tokens, refuse_beyond_memory
 
 from ._lengths import length_from
@@ -70,6 +70,7 @@ class Run:
     `attention` is the name of any kind, or `pair`: softmax and linear attention from the same weights on the same
     tokens. `sigma`, `omega` and `query_sigma` are names (`kms:0.5`) or matrices; `omega` is I/d by default. `start` is
     `pytorch`, `structured:ALPHA` (Assumption 5.1) or arrays by name. Matrices and arrays are kept as nested tuples.
+    `optimiser` is `sgd`, `momentum:BETA` or `adam:BETA1,BETA2,EPSILON`; numbers left out are filled in.
     """
 
     L: int | float = 100
@@ -87,6 +88,7 @@ class Run:
     start: str | Mapping[str, Any] | tuple[tuple[str, Any], ...] = "pytorch"
     batch: int = 128
     rate: float = 1e-3
+    optimiser: str = "sgd"
     loss_factor: float = 1.0
     steps: int = 500_000
     weight_seed: int = 0
@@ -166,6 +168,7 @@ class Run:
             rate=self.rate,
             loss_factor=self.loss_factor,
             seed=self.data_seed,
+            optimiser=optimiser_named(self.optimiser),
         )
 
     def trainer(self) -> AbstractTrainer:
@@ -187,6 +190,8 @@ class Run:
         """The settings as plain data, ready for JSON, with `inf` as text."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         settings["record"] = dict(vars(self.record))
+        if self.optimiser == "sgd":  # runs had no other once, and keep their keys
+            del settings["optimiser"]
         if isinstance(self.start, tuple):
             settings["start"] = dict(self.start)
         if math.inf == self.L:
@@ -213,7 +218,8 @@ class Run:
     def title(self) -> str:
         """A few words for a progress bar."""
         covariance = self.sigma if isinstance(self.sigma, str) else "given Σ"
-        return f"{self.attention}, {covariance}, L = {self.L:g}, seed {self.weight_seed}"
+        optimiser = "" if self.optimiser == "sgd" else f"{self.optimiser}, "
+        return f"{self.attention}, {covariance}, L = {self.L:g}, {optimiser}seed {self.weight_seed}"
 
 
 def twin(run: Run, **settings: Any) -> Run:
@@ -282,6 +288,7 @@ def _validated(settings: Mapping[str, Any]) -> dict[str, Any]:
         "engine": table.choice("engine", ENGINES),
         "noise": table.number("noise", at_least=0),
         "start": _start(settings["start"]),
+        "optimiser": str(optimiser_named(settings["optimiser"])),
     }
     found |= {name: table.number(name, above=0) for name in ("score_scale", "rate", "loss_factor")}
     found |= {name: table.count(name) for name in ("heads", "batch")}

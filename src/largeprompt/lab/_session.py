@@ -50,7 +50,8 @@ class RunSession:
             return
         header = found.header
         layers = layers_in(found, self.state.layers)
-        self.state = State(header["step"], layers, tuple(header["diverged"]))
+        moments = (layers_in(found, like, f" moment {j}") for j, like in enumerate(self.state.moments))
+        self.state = State(header["step"], layers, tuple(header["diverged"]), tuple(moments))
         self.history.restore({name: array for name, array in found.arrays.items() if not name.startswith("state ")})
         self._earlier = {name: header.get(name, 0.0) for name in self._earlier}
         self._sessions = header["sittings"] + 1
@@ -66,9 +67,11 @@ class RunSession:
             "sittings": self._sessions,
             **self._spent(),
         }
+        parts = {"": self.state.layers} | {f" moment {j}": of for j, of in enumerate(self.state.moments)}
         arrays = {
-            f"state {i} {name}": matrix
-            for i, layer in enumerate(self.state.layers)
+            f"state {i} {name}{part}": matrix
+            for part, layers in parts.items()
+            for i, layer in enumerate(layers)
             for name, matrix in matrices(layer).items()
         }
         with self._explaining_a_full_disk():
