@@ -29,10 +29,12 @@ class Lengths(AbstractShown):
         values = np.asarray(values)
         if values.ndim != 1 or not 1 <= values.size <= _MOST:
             raise ValueError(f"values has shape {values.shape}; it must hold from 1 to {_MOST} lengths")
-        lengths = [checks.count("a length", value, at_least=0) for value in values.tolist()]
-        if len(set(lengths)) < len(lengths):
+        for value in values[~_is_length(values)].tolist():  # the first of them
+            raise ValueError(f"a length is {value!r}; it must be a whole number from 0 to 1e18")
+        lengths = values.astype(np.int64)
+        if len(np.unique(lengths)) < len(lengths):
             raise ValueError("values holds a length twice; give it once, with the sum of its probabilities")
-        order = np.argsort(values, kind="stable")
+        order = np.argsort(lengths)
         shares = np.ones(values.size) if probabilities is None else np.asarray(probabilities, float)
         if shares.shape != values.shape or not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
             raise ValueError(
@@ -40,7 +42,7 @@ class Lengths(AbstractShown):
                 f"{values.size} numbers of at least 0, one for each length"
             )
         kept = order[shares[order] > 0]
-        self.values = tuple(lengths[i] for i in kept)
+        self.values = tuple(lengths[kept].tolist())
         self.probabilities = tuple((shares[kept] / shares.sum()).tolist())
         if self.longest == 0:
             raise ValueError("all prompts are empty; some length must be at least 1")
@@ -87,6 +89,12 @@ class Lengths(AbstractShown):
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(self.values, float), np.asarray(self.probabilities)
+
+
+def _is_length(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "iuf":
+        return np.zeros(values.shape, bool)
+    return (values >= 0) & (values <= 1e18) & (np.floor(values) == values)
 
 
 def length_or_law(L: object) -> int | float | Lengths:

@@ -59,7 +59,7 @@ class OverNodes(AbstractGaussianRisk):
 
     def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
         """The average over one replicate."""
-        if self.aligned:
+        if self.aligned and isinstance(self.moments, QueryMoments):
             return _aligned_risk(parts, self.task, self.moments, nodes, self.control)
         return softmax_risk(parts, self.task, self.moments, nodes, self.control)
 

@@ -25,7 +25,7 @@ from .._blocks import blocks
 from .._prompt import refuse_beyond_memory
 from .._regression import LinearRegression
 from .._task import AbstractTask, as_predictor, as_task
-from ._abstract import AbstractRisk, pooled
+from ._abstract import AbstractGaussianRisk, AbstractRisk, pooled
 from ._closed_form import ClosedForm
 from ._nodes import LONG, REPLICATES, power_of_two, radial_nodes, regression_nodes
 from ._over_instances import OverInstances
@@ -79,14 +79,19 @@ def risk_function(
 def _closed_form(task: LinearRegression, L: int | float | Lengths, query_in_prompt: bool, reason: str) -> ClosedForm:
     dtype = task.Sigma.dtype
     lengths, shares = np.array([float(L.harmonic_mean if isinstance(L, Lengths) else L)]), np.ones(1)
-    normalisers = None
-    if query_in_prompt and math.inf > longest(L):
-        if isinstance(L, Lengths):
-            lengths, shares = L.rule()
-        normalisers = jnp.asarray(lengths + 1, dtype)
-    # a length of 0 is the limit: it is divided by, and multiplied by before
-    lengths = checks.real_length(np.maximum(lengths, 1e-30), dtype)
-    return ClosedForm(task=task, L=lengths, normalisers=normalisers, shares=jnp.asarray(shares, dtype), reason=reason)
+    inside = query_in_prompt and math.inf > longest(L)
+    if inside and isinstance(L, Lengths):
+        lengths, shares = L.rule()
+    with np.errstate(over="ignore"):  # a length that the type cannot hold counts as infinite
+        # one of 0 is a limit: it is divided by, and multiplied by before
+        L_real, normalisers = np.maximum(lengths, 1e-30).astype(dtype), (lengths + 1).astype(dtype)
+    return ClosedForm(
+        task=task,
+        L=jnp.asarray(L_real),
+        normalisers=jnp.asarray(normalisers) if inside else None,
+        shares=jnp.asarray(shares, dtype),
+        reason=reason,
+    )
 
 
 def _over_nodes(
@@ -109,7 +114,7 @@ def _over_nodes(
     return _with_the_better_control(function, layer)
 
 
-def _with_empty(function: AbstractRisk, task: LinearRegression, L: Lengths) -> AbstractRisk:
+def _with_empty(function: AbstractGaussianRisk, task: LinearRegression, L: Lengths) -> AbstractRisk:
     if L.empty == 0:
         return function
     zero = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2

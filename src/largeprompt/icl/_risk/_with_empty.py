@@ -2,7 +2,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from ._abstract import AbstractRisk, Replicates
+from ._abstract import AbstractGaussianRisk, AbstractRisk, Replicates
 
 
 class WithEmpty(AbstractRisk):
@@ -11,7 +11,7 @@ class WithEmpty(AbstractRisk):
     `share` is the probability of an empty prompt, `zero` the risk of predicting 0.
     """
 
-    rest: AbstractRisk
+    rest: AbstractGaussianRisk
     share: Float[Array, ""]
     zero: Float[Array, ""]
     reason: str = eqx.field(static=True)
