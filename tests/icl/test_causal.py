@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import largeprompt as lp
 from icl_catalogue import FLAT, TASKS, aligned, attend, excess, simulated, weights, zero_risk
@@ -60,7 +61,7 @@ def test_gradients_with_the_query_in_the_prompt_are_slopes_of_the_risk(whole):
     layer = SOFTMAX(*((U, V) if whole else aligned(U[:2, :2], V[:, 2:], TASK)))
     function = risk_function(layer, TASK, 7, query_in_prompt=True, draws=2**8)
     _, gradient = value_and_gradient(function, layer)
-    flat, unravel = jax.flatten_util.ravel_pytree(layer)
+    flat, unravel = ravel_pytree(layer)
     changes = np.random.default_rng(0).normal(size=(3, len(flat)))
     if not whole:  # the function holds of P = C = 0 only
         changes *= leaves(jax.tree.map(lambda leaf: leaf != 0, layer))

@@ -21,11 +21,11 @@ from largeprompt._typing import Numbers
 
 from ._lengths import Lengths, length_or_law
 from ._query_integrals import QueryIntegrals, query_integrals, token_integrals
-from ._weight_integrals import LONGEST
 from ._weights import _SCALE, _clipped, _from_values, _nodes
 
 _PANELS, _TERMS = (16, 64), (10, 10)  # in y and in λ
 _REACH, _BEND = 40.0, 2.5  # x = REACH sinh(BEND t) / sinh(BEND): panels are narrow where the weight changes
+_LONGEST = 10**12  # the table is then good to 1e-8
 _AT_ONCE = 32  # points
 _POWERS = np.array([0, 1, 0, 1, 2, 2])  # of y, to which each moment falls as ν grows
 
@@ -50,7 +50,8 @@ class QueryMoments(eqx.Module):
     $$X = E[c(s_1-2s_2)],\qquad K_2 = E[s_1^2-4s_1s_2+3s_2+6(s_2^2-s_3)].$$
     With $F = E\log(\sum_le^{\beta g_l}+e^\lambda)$ they are $C = \partial_\lambda F$, $1-C-Q = 2\,\partial_\nu F$,
     $X = -2\,\partial_\nu C$ and $C-C_2 = \partial_\lambda C$: F and K₂ give them all. For a law of `Lengths` they are
-    averages over it, the empty prompt included, where $c = 1$. Errors are below 1e-9 for L up to 10⁶.
+    averages over it, the empty prompt included, where $c = 1$. Errors are below 1e-9 for L up to 10⁶,
+    below 1e-8 up to 10¹².
     """
 
     table: Float[Array, "cells 6 y_terms x_terms"]
@@ -125,8 +126,8 @@ def _with_slopes(table: Array, cell: Array, p: Array, q: Array) -> Float[Array, 
 @functools.lru_cache(maxsize=64)
 def _table(L: int | float | Lengths) -> tuple[np.ndarray, np.ndarray, float]:
     lengths, shares = L.rule() if isinstance(L, Lengths) else (np.array([float(L)]), np.ones(1))
-    if lengths[-1] > LONGEST:
-        raise ValueError(f"L is {lengths[-1]:.4g}; the moments are known for L up to 1e60, and for math.inf")
+    if lengths[-1] > _LONGEST:
+        raise ValueError(f"L is {lengths[-1]:.4g}; the query's own weight is known for L up to 1e12: leave it out")
     # all but the empty prompt, of which the query has all of the weight
     full = float(shares[lengths > 0].sum())
     lengths, shares = lengths[lengths > 0], shares[lengths > 0] / full
