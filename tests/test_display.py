@@ -62,6 +62,7 @@ TABLES = {
     "deviation": lambda: measured(10, 100, 1000),
     "trajectory": flow,
     "ladder": ladder,
+    "prefixes": lambda: lp.icl.PrefixRisks((1, 10), jnp.array([0.3, 0.1]), jnp.zeros(2), "closed form"),
 }
 
 
@@ -274,4 +275,5 @@ def test_every_public_result_prints_itself():
         "Trajectory",
         "Ladder",
         "Generalisation",
+        "PrefixRisks",
     }

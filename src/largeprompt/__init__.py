@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import models as models
     from ._precision import use_float64 as use_float64
     from .attention import Head as Head
+    from .attention import Lengths as Lengths
     from .attention import LinearAttention as LinearAttention
     from .attention import MultiHead as MultiHead
     from .attention import ReLUAttention as ReLUAttention
@@ -44,8 +45,9 @@ _LAYERS = ("attention", "concentration", "dynamics", "icl", "measures", "models"
 _NAMES = {
     "_precision": ("use_float64",),
     "attention": (
-        "Head", "LinearAttention", "MultiHead", "ReLUAttention", "SigmoidAttention", "SoftmaxAttention", "chain_rule",
-        "depth", "nonlinearity", "output_stderr", "particles", "pushforward", "relative_nonlinearity", "with_query",
+        "Head", "Lengths", "LinearAttention", "MultiHead", "ReLUAttention", "SigmoidAttention", "SoftmaxAttention",
+        "chain_rule", "depth", "nonlinearity", "output_stderr", "particles", "pushforward", "relative_nonlinearity",
+        "with_query",
     ),
     "measures": (
         "AbstractMeasure", "Affine", "Cube", "Empirical", "FromCGF", "FromSampler", "Gaussian", "Mixture", "Product",

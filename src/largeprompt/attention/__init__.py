@@ -18,6 +18,9 @@ from ._kinds import Kind as Kind
 from ._kinds import Merged as Merged
 from ._kinds import attention_of as attention_of
 from ._layer import AbstractLayer as AbstractLayer
+from ._lengths import Lengths as Lengths
+from ._lengths import length_or_law as length_or_law
+from ._lengths import longest as longest
 from ._linear import LinearAttention as LinearAttention
 from ._linearity import nonlinearity as nonlinearity
 from ._linearity import relative_nonlinearity as relative_nonlinearity
@@ -25,6 +28,8 @@ from ._pushforward import depth as depth
 from ._pushforward import particles as particles
 from ._pushforward import pushforward as pushforward
 from ._query import with_query as with_query
+from ._query_weights import QueryMoments as QueryMoments
+from ._query_weights import QueryShares as QueryShares
 from ._relu import ReLUAttention as ReLUAttention
 from ._sigmoid import SigmoidAttention as SigmoidAttention
 from ._softmax import SoftmaxAttention as SoftmaxAttention

@@ -62,13 +62,17 @@ def _tau_grid(beta: float, log_longest: float) -> tuple[np.ndarray, float]:
     """Where φ₀^{L-1} P_k is not negligible, for every L from 2 to the longest."""
     # φ₀^{L-1} falls from 1 to 0 over a width of 1, or of β/√(2 ln L) once its tail is Gaussian
     step = _STEP * max(1.0, beta / math.sqrt(2 * log_longest + 2))
+    return _steps(beta, log_longest, step), step
+
+
+def _steps(beta: float, log_longest: float, step: float) -> np.ndarray:
     # Below, the integrands fall like e^τ from s = 1/E[Σω] on, or, when β is large, like P(β max g > -τ).
     lowest = -(log_longest + beta**2 / 2 + _TAIL)
     reach = math.sqrt(4 * log_longest + 2 * _TAIL)
     if 2 * beta > reach:
         lowest = max(lowest, -beta * reach)
     highest = _SIGMAS * beta + math.log(_TAIL) + 0.5
-    return step * np.arange(math.floor(lowest / step), math.ceil(highest / step)), step
+    return step * np.arange(math.floor(lowest / step), math.ceil(highest / step))
 
 
 def _narrow(beta: float, tau: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -113,13 +117,18 @@ def _wide(beta: float, tau: np.ndarray, step: float, log_longest: float) -> tupl
 
 def _smooth(beta: float, log_longest: float) -> tuple[float, np.ndarray]:
     tau, step = _tau_grid(beta, log_longest)
+    return step, _averages(beta, tau, step, log_longest)
+
+
+def _averages(beta: float, tau: np.ndarray, step: float, log_longest: float) -> np.ndarray:
+    """log φ₀, P₁, …, P₄, G₁ and G₂."""
     averages = _narrow(beta, tau) if beta < 1 else _wide(beta, tau, step, log_longest)
     one_minus_phi0, phi0, *rest = averages
     # each half to its own relative accuracy; below 1e-300 φ₀ is rounding, and multiplies something negligible
     log_phi0 = np.where(
         one_minus_phi0 < 0.5, np.log1p(-np.minimum(one_minus_phi0, 0.5)), np.log(np.maximum(phi0, 1e-300))
     )
-    return step, np.stack([log_phi0, *rest])
+    return np.stack([log_phi0, *rest])
 
 
 def smoothing(betas: tuple[float, ...], log_L: float) -> Smoothing:

@@ -19,7 +19,8 @@ from numpy.polynomial import chebyshev
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
-from largeprompt.attention._weight_integrals import LONGEST, integrate, smoothing
+from largeprompt.attention._lengths import Lengths, length_or_law
+from largeprompt.attention._weight_integrals import LONGEST, WeightIntegrals, integrate, smoothing
 
 _SCALE = 2.0  # of ν in y, found by trial: p and q are then equally smooth in all panels
 _PANELS, _NODES = 20, 20  # of the quadrature: polynomials exact to rounding for 2 ≤ L ≤ 1e12
@@ -32,13 +33,14 @@ class WeightMoments(eqx.Module):
     With $s_j = \sum_l a_l^j$ and $m_1 = \sum_l a_lg_l$, by Stein's identity, for every L from 1 to infinity:
     $$Q = E s_2,\quad W = E[s_3-s_2^2],\quad K_2 = (E m_1^2-Q)/\nu = 1-Q-6W,\quad D_v = E(m_1-\beta)^2 = Q+\nu(Q-6W).$$
     All take ν of any shape, and read a negative one as 0. Q, 1-Q, K₂ and 1-K₂ are relatively accurate, however small.
-    The table has one shape for every L, so that nothing is compiled again for another.
+    The table has one shape for every L, so that nothing is compiled again for another. For a law of `Lengths` they are
+    the averages over its prompts that are not empty.
     """
 
     table: Float[Array, "terms 2 panels"]
 
-    def __init__(self, L: int | float):
-        self.table = jnp.asarray(_table(checks.prompt_length(L)))
+    def __init__(self, L: int | float | Lengths):
+        self.table = jnp.asarray(_table(length_or_law(L)))
 
     def Q(self, nu: Numbers) -> Array:
         r"""$E\sum_l a_l^2$, which rises from 1/L at ν = 0 to 1; $E m_1 = \beta(1-Q)$."""
@@ -125,20 +127,29 @@ def _share_jvp(primals, tangents):
 
 
 @functools.lru_cache(maxsize=1024)
-def _table(L: int | float) -> np.ndarray:
+def _table(L: int | float | Lengths) -> np.ndarray:
     """The coefficients of p and q on every piece of every panel, from the quadrature at the panels' Chebyshev nodes."""
     shape = (_TERMS, 2, _PANELS * _PIECES)
     if L in (1, math.inf):  # one weight, Q = 1 and K₂ = 0; or none, Q = 0 and K₂ = 1: e^{-800} is 0
         return np.where(np.arange(_TERMS)[:, None, None] > 0, 0.0, np.full(shape, 0.0 if L == 1 else 800.0))
-    if L > LONGEST:
-        raise ValueError(f"L is {L:.4g}; the moments are known for L up to 1e60, and for math.inf")
+    lengths, shares = L.rule() if isinstance(L, Lengths) else (np.array([float(L)]), np.ones(1))
+    if lengths[-1] > LONGEST:
+        raise ValueError(f"L is {lengths[-1]:.4g}; the moments are known for L up to 1e60, and for math.inf")
     y = ((np.arange(_PANELS)[:, None] + (_nodes(_NODES) + 1) / 2) / _PANELS).astype(float)
     betas = np.sqrt(_SCALE * (1 - y) * (1 + y)) / y
-    moments = integrate(smoothing(tuple(betas.ravel()), math.log(L)), float(L))
-    p = np.log1p(moments.one_minus_Q / (moments.Q * y.ravel()))
-    q = np.log1p(moments.K2 / (moments.one_minus_K2 * y.ravel() ** 2))
+    smooth = smoothing(tuple(betas.ravel()), math.log(lengths[-1]))
+    one = WeightIntegrals(*(np.full(betas.size, value) for value in (1.0, 0.0, 0.0, 0.0)))
+    each = [integrate(smooth, length) if length > 1 else one for length in lengths if length > 0]
+    averages = np.tensordot(shares[lengths > 0] / shares[lengths > 0].sum(), [_parts(found) for found in each], axes=1)
+    Q, one_minus_Q, K2, one_minus_K2 = averages
+    p = np.log1p(one_minus_Q / (Q * y.ravel()))
+    q = np.log1p(K2 / (one_minus_K2 * y.ravel() ** 2))
     values = np.stack([p, q]).reshape(2, _PANELS, _NODES)
     return np.einsum("kpn,ejn->kejp", _cut(), values).reshape(shape).astype(float)
+
+
+def _parts(found: WeightIntegrals) -> tuple[np.ndarray, ...]:
+    return found.Q, found.one_minus_Q, found.K2, found.one_minus_K2
 
 
 def _nodes(n: int) -> np.ndarray:

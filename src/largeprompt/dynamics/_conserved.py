@@ -3,11 +3,11 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from largeprompt.attention import AbstractLayer, Head, MultiHead, kind_of, merged_form
+from largeprompt.attention import AbstractLayer, Head, Lengths, MultiHead, kind_of, merged_form
 from largeprompt.icl import AbstractTask, LinearRegression
 
 
-def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | float) -> dict[str, Array]:
+def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | float | Lengths) -> dict[str, Array]:
     r"""What no gradient flow of the risk changes, for a layer or a stack of layers along the first axis.
 
     The risk sees K and Q through $K^\top Q$ alone, and V and O through $OV$, so that $KK^\top - QQ^\top$ and

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractTable, dataset, named_arrays, time_axes
 from largeprompt._typing import Numbers
-from largeprompt.attention import AbstractLayer
+from largeprompt.attention import AbstractLayer, Lengths
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
 
 from ._chebyshev import Chebyshev
@@ -92,7 +92,7 @@ class Trajectory(AbstractTable, Generic[Layer]):
 def gradient_flow(
     layer: Layer,
     task: AbstractTask,
-    L: int | float,
+    L: int | float | Lengths,
     times: Numbers,
     key: PRNGKeyArray | None = None,
     *,
@@ -109,7 +109,8 @@ def gradient_flow(
     (U, V) that starts with P = C = 0. For other softmax attention at finite length it is exact over prompts, averaged
     over `draws` fixed nodes of $(W, x)$, with $R_\infty$ as control variate throughout or without it throughout. For
     any other task or layer, of any kind of attention, it is the average over `draws` fixed instances with their
-    prompts. Stiff flows of few parameters are faster with `solver="implicit"`. Paper: Equations (7) and (10).
+    prompts. For a law of `Lengths` it is the flow of the average of their risks. Stiff flows of few parameters are
+    faster with `solver="implicit"`. Paper: Equations (7) and (10).
     """
     record = increasing_times(times)
     if solver not in get_args(Solver):

@@ -46,6 +46,8 @@ from ._optimal_linear import normal_equations as normal_equations
 from ._optimal_linear import optimal_linear as optimal_linear
 from ._optimal_softmax import SoftmaxOptimum as SoftmaxOptimum
 from ._optimal_softmax import optimal_softmax as optimal_softmax
+from ._prefixes import PrefixRisks as PrefixRisks
+from ._prefixes import prefix_risks as prefix_risks
 from ._prompt import held_tokens as held_tokens
 from ._prompt import prompt_for as prompt_for
 from ._prompt import refuse_beyond_memory as refuse_beyond_memory

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 from largeprompt._typing import Numbers
-from largeprompt.attention import LinearAttention, Merged
+from largeprompt.attention import Lengths, LinearAttention, Merged, length_or_law
 
 from ._blocks import aligned_blocks, from_blocks
 from ._estimate import Estimate, exactly
@@ -24,14 +24,14 @@ class Optimum(AbstractShown, Generic[Merged]):
     risk: Estimate
 
 
-def best_reading(task: LinearRegression, L: int | float) -> Float[Array, "d d"]:
+def best_reading(task: LinearRegression, L: int | float | Lengths) -> Float[Array, "d d"]:
     r"""The matrix $W^\top$ for which $x\mapsto \hat s\,W^\top x$, $\hat s = \frac1L\sum y_lx_l^\top$, predicts best.
 
     The normal equations $E[\hat s^\top\hat s]\,W^\top\Sigma_q = E[\hat s^\top W]\,\Sigma_q$ read
     $\big[(1+\tfrac1L)\Sigma\Omega\Sigma + \tfrac{\tau_1+s^2}{L}\Sigma\big]W^\top\Sigma_q = \Sigma\Omega\Sigma_q$; of
-    many solutions, the least.
+    many solutions, the least. For a law of lengths $1/L$ is its mean over prompts that are not empty.
     """
-    task, L = as_regression(task), checks.prompt_length(L)
+    task, L = as_regression(task), length_or_law(L)
     return checks.result("the best reading", jnp.asarray(normal_equations(task, L).reading, task.Sigma.dtype))
 
 
@@ -44,7 +44,7 @@ class NormalEquations(NamedTuple):
     risk: float
 
 
-def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
+def normal_equations(task: LinearRegression, L: int | float | Lengths) -> NormalEquations:
     r"""Those of `best_reading` in float64, through the `Spectrum` of the task: $\Sigma\Omega\Sigma$ is never formed.
 
     $$2R/k = s^2 + \sum_i\kappa_i\,\frac{\lambda_i+\tau_1+s^2}{(L+1)\lambda_i+\tau_1+s^2},\qquad
@@ -58,7 +58,8 @@ def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
     for name, part in (("Sigma", found.of_Sigma), ("Omega", found.of_Omega), ("query_Sigma", queries)):
         refuse_a_doubtful_rank(name, part, getattr(task, name))
     values, noise, known = found.values, float(task.noise), np.arange(task.d) < found.rank
-    share, spread = 1 / float(L), float(np.sum(values)) + noise
+    length, empty = (L.harmonic_mean, L.empty) if isinstance(L, Lengths) else (float(L), 0.0)
+    share, spread = 1 / length, float(np.sum(values)) + noise
     spread *= share
     denominator = (1 + share) * values + spread
     # at infinite length the directions that no prompt shows solve the equations with any coefficient
@@ -70,18 +71,20 @@ def normal_equations(task: LinearRegression, L: int | float) -> NormalEquations:
         left = projection(found.of_Sigma.F @ found.left[:, : found.rank])
         reading = left @ reading
     unknown = np.where(known, (share * values + spread) / np.where(known, denominator, 1), 1.0)
+    unknown = empty + (1 - empty) * unknown
     weights = np.sum((queries.F.T @ found.modes) ** 2, axis=0)
     return NormalEquations(reading, left, right, task.targets / 2 * (noise + float(weights @ unknown)))
 
 
-def optimal_linear(task: LinearRegression, L: int | float) -> Optimum[LinearAttention]:
+def optimal_linear(task: LinearRegression, L: int | float | Lengths) -> Optimum[LinearAttention]:
     r"""The global minimiser over all (U, V) of linear attention at length `L`, and the minimal risk.
 
     Under $(W,\eta)\to-(W,\eta)$ the target is odd, so that the even part of the output only hurts; the odd part is best
     of the form $\hat sW^\top x$. For $\Omega = I$ without noise it is that of Zhang et al. (2024). The scale between U
-    and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it.
+    and V is free; it is balanced, $\|U\|_F = \|V\|_F$, as gradient flow from Assumption 5.1 leaves it. For a law of
+    `Lengths` the risk is their average, and the layer that of their harmonic mean.
     """
-    task, L = as_regression(task), checks.prompt_length(L)
+    task, L = as_regression(task), length_or_law(L)
     found = normal_equations(task, L)
     r = math.sqrt(float(np.linalg.norm(found.reading)) / math.sqrt(task.targets))
     A = checks.result("the optimum", jnp.asarray(found.reading / r if r > 0 else found.reading, task.Sigma.dtype))

@@ -9,7 +9,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
-from largeprompt.attention import SoftmaxAttention, WeightMoments
+from largeprompt.attention import Lengths, SoftmaxAttention, WeightMoments, length_or_law
 
 from ._blocks import aligned_blocks, from_blocks
 from ._estimate import Estimate, exactly
@@ -32,27 +32,28 @@ class SoftmaxOptimum(AbstractShown):
     rate: Float[Array, ""]
 
 
-def optimal_softmax(task: LinearRegression, L: int | float) -> SoftmaxOptimum:
+def optimal_softmax(task: LinearRegression, L: int | float | Lengths) -> SoftmaxOptimum:
     r"""The softmax layer of least risk with $P = C = 0$ at length `L`, where $R = rI$ is best.
 
     The risk is a one-dimensional quadrature with an exact gradient, minimised over A from two starts; where
     $\Sigma$, $\Omega$ and $\Sigma_q$ commute, over A diagonal in their basis. Layers with $P$ or $C$ cannot do better
     at `L = 1` and at `L = inf`; in between that is not proved, but no search over all (U, V) has found one that does.
     As $L\to\infty$, $rA\to W^\top$ of `optimal_linear` while r tends to the minimiser of the 1/L constant: at
-    `L = inf` the layer is that limit.
+    `L = inf` the layer is that limit. For a law of `Lengths` the average of their risks is least.
     """
-    task, L = as_regression(task), checks.prompt_length(L)
+    task, L = as_regression(task), length_or_law(L)
     scale, constant = limit_scale(task)
     if math.inf == L:
         parts = aligned_blocks(scale * best_reading(task, L), 1 / scale, task)
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
     aligned = AlignedRisk.of(task, WeightMoments(L))
-    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / L)
+    length, empty = (L.harmonic_mean, L.empty) if isinstance(L, Lengths) else (L, 0.0)
+    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / length)
     quadratic, linear, still = aligned.coefficients(A)
     r = linear / (2 * quadratic) if quadratic > 0 else 0.0
     attention = from_blocks(aligned_blocks(jnp.asarray(A), r, task), SoftmaxAttention)
-    return SoftmaxOptimum(attention, exactly(still - task.targets * r * linear / 2, METHOD), constant)
+    return SoftmaxOptimum(attention, exactly(still - (1 - empty) * task.targets * r * linear / 2, METHOD), constant)
 
 
 def limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:

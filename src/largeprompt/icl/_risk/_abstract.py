@@ -130,10 +130,10 @@ class AbstractGaussianRisk(AbstractRisk):
     def value_and_gradient(self, layer):
         return eqx.filter_value_and_grad(lambda layer: self.of_layer(layer).mean())(layer)
 
-    def average(self, layer):
+    def average(self, layer) -> Replicates:
         return Replicates(jnp.ones(()), self.of_layer(layer))
 
-    def gradient_average(self, layer):
+    def gradient_average(self, layer) -> Replicates:
         gradient = eqx.filter_grad(lambda layer: self.of_layer(layer).mean())(layer)
         return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], gradient))
 

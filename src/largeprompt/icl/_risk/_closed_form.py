@@ -22,12 +22,14 @@ Scalar = int | float | Real[Array, ""]
 class ClosedForm(AbstractGaussianRisk):
     """Linear attention at any length and softmax attention at infinite length: a formula.
 
-    With a `normaliser` the query is one more token of the prompt, as in `gaussian_risk`.
+    With `normalisers` the query is one more token of the prompt, as in `gaussian_risk`. `shares` are the weights of an
+    average over lengths `L`.
     """
 
     task: LinearRegression
-    L: Float[Array, ""]
-    normaliser: Float[Array, ""] | None
+    L: Float[Array, " n"]
+    normalisers: Float[Array, " n"] | None
+    shares: Float[Array, " n"]
     reason: str = eqx.field(static=True)
 
     @property
@@ -35,7 +37,8 @@ class ClosedForm(AbstractGaussianRisk):
         return "closed form"
 
     def of_blocks(self, parts):
-        return gaussian_risk(parts, self.task, self.L, self.normaliser)[None]
+        each = jax.vmap(lambda L, normaliser: gaussian_risk(parts, self.task, L, normaliser))
+        return (self.shares @ each(self.L, self.normalisers))[None]
 
 
 def gaussian_risk(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer
+from largeprompt.attention import AbstractLayer, Lengths, length_or_law, longest
 
 from .._estimate import Estimate, Gradient, norm
 from .._stand_in import stand_in_error
@@ -20,7 +20,7 @@ from ._selector import Method, risk_function
 def risk(
     layer: AbstractLayer,
     task: AbstractTask,
-    L: int | float,
+    L: int | float | Lengths,
     key: PRNGKeyArray | None = None,
     *,
     rtol: float = 1e-3,
@@ -33,7 +33,8 @@ def risk(
     Exact, or exact over prompts, wherever a closed form exists (Gaussian regression); otherwise an average over prompts
     drawn until its standard error is at most `rtol` times its value. `method="sampled"` asks for the latter everywhere.
     Without a `key`, `jax.random.key(0)`: the same call gives the same number. With `query_in_prompt` the query is one
-    more token of the prompt. Paper: Equations (2) and (4), Remark 3.2.
+    more token of the prompt. For a law of `Lengths` it is the average of their risks. Paper: Equations (2) and (4),
+    Remark 3.2.
     """
     found, error, function = _refined(layer, task, L, key, rtol, query_in_prompt, method, max_draws, gradient=False)
     return Estimate(found, error, function.method, function.reason)
@@ -42,7 +43,7 @@ def risk(
 def risk_gradient(
     layer: AbstractLayer,
     task: AbstractTask,
-    L: int | float,
+    L: int | float | Lengths,
     key: PRNGKeyArray | None = None,
     *,
     rtol: float = 1e-2,
@@ -62,7 +63,7 @@ def risk_gradient(
 def _refined(
     layer: AbstractLayer,
     task: AbstractTask,
-    L: int | float,
+    L: int | float | Lengths,
     key: PRNGKeyArray | None,
     rtol: float,
     query_in_prompt: bool,
@@ -94,5 +95,5 @@ def _refined(
             break
         needed = draws * (spread / (rtol * size)) ** 2 if rtol * size > 0 else math.inf
         draws = min(power_of_two(int(min(max(2 * draws, 1.2 * needed), most))), most)
-    own = stand_in_error(layer, as_task(task), checks.prompt_length(L), key, query_in_prompt, gradient=gradient)
+    own = stand_in_error(layer, as_task(task), longest(length_or_law(L)), key, query_in_prompt, gradient=gradient)
     return found, error if own is None else jax.tree.map(jnp.hypot, error, own), function

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import ndtri
-from scipy.stats import qmc
+from scipy.stats import chi, qmc
 
 from largeprompt._checks import is_traced
 
@@ -15,6 +15,7 @@ from .._regression import LinearRegression, root
 
 REPLICATES = 16  # enough for a standard error good to a fifth
 LONG = 10**5  # from here on, with attention to labels, queries too rare for plain nodes make what is left beside R_∞
+_FARTHEST = 9.5  # standard deviations
 _WIDER = 2.2  # κ² = 1 + 2.2/√n: the mean square of the weights is then about 2.5, whatever n
 
 
@@ -87,6 +88,26 @@ def regression_nodes(
         normal, weights = widened(normal)
         weights = jnp.asarray(weights, task.Sigma.dtype)
     return _placed(jnp.asarray(np.ascontiguousarray(np.moveaxis(normal, -1, 1)), task.Sigma.dtype), weights, task)
+
+
+def radial_nodes(task: LinearRegression) -> Nodes:
+    """A quadrature over x for risks that see |x| and squares of its entries alone, with all covariances isotropic.
+
+    Gauss-Legendre panels in |x|, ever narrower towards 0, where a steep score is resolved; along each axis alike.
+    """
+    d, k, dtype = task.d, task.targets, task.Sigma.dtype
+    edges = np.concatenate([[0.0], 0.5 ** np.arange(14, 1, -1), np.arange(0.5, math.sqrt(d) + _FARTHEST, 0.5)])
+    at, share = np.polynomial.legendre.leggauss(16)
+    half = np.diff(edges)[:, None] / 2
+    radius, weights = (edges[:-1, None] + half * (at + 1)).ravel(), (half * share).ravel()
+    weights = weights * chi.pdf(radius, d)
+    x = (radius * math.sqrt(float(task.query_Sigma[0, 0])) * np.eye(d)[..., None]).swapaxes(0, 1).reshape(d, -1)
+    n = x.shape[-1]
+    none = jnp.zeros((1, k, d, n), dtype)
+    return Nodes(
+        jnp.asarray(x[None], dtype), none, none, jnp.zeros((1, k, k, n), dtype),
+        jnp.asarray(np.tile(weights * (n / d), d)[None], dtype),
+    )  # fmt: skip
 
 
 @eqx.filter_jit

@@ -4,12 +4,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from largeprompt.attention import AbstractLayer, with_query
+from largeprompt.attention import AbstractLayer, Lengths, longest, with_query
+from largeprompt.measures import Empirical
 
 from .._prompt import held_tokens, prompt_for
-from .._task import AbstractTask, prediction
+from .._task import AbstractTask, Instance, prediction
 from ._abstract import AbstractRisk, Moments
 
 
@@ -18,7 +20,7 @@ class OverInstances(AbstractRisk):
 
     task: AbstractTask
     keys: Array
-    L: int | float = eqx.field(static=True)
+    L: int | float | Lengths = eqx.field(static=True)
     query_in_prompt: bool = eqx.field(static=True)
     reason: str = eqx.field(static=True)
 
@@ -33,6 +35,8 @@ class OverInstances(AbstractRisk):
     def _loss(self, layer: AbstractLayer, key: PRNGKeyArray) -> Float[Array, ""]:
         of_instance, of_prompt = jax.random.split(key)
         instance = self.task.draw(of_instance)
+        if isinstance(self.L, Lengths):
+            return self._loss_of_prefix(layer, instance, of_prompt, self.L)
         # a finite prompt is an Empirical measure, an infinite one the law itself: the one definition of the risk
         if self.query_in_prompt:
             prompt = instance.prompt(of_prompt, self.L)
@@ -42,10 +46,27 @@ class OverInstances(AbstractRisk):
             mu = prompt.measure
         return self.task._loss(prediction(layer._output(mu, prompt.query), self.task), prompt.target)
 
+    def _loss_of_prefix(
+        self, layer: AbstractLayer, instance: Instance, key: PRNGKeyArray, lengths: Lengths
+    ) -> Float[Array, ""]:
+        """The loss on a prompt whose length is drawn: the tokens beyond it have weight 0, so that shapes are fixed."""
+        of_length, of_tokens = jax.random.split(key)
+        before = np.cumsum((0.0, *lengths.probabilities[:-1]))
+        drawn = jnp.searchsorted(jnp.asarray(before), jax.random.uniform(of_length), side="right") - 1
+        length = jnp.asarray(lengths.values)[drawn]
+        tokens = instance.measure.sample(of_tokens, lengths.longest)
+        if self.query_in_prompt:
+            tokens, length = jnp.concatenate([instance.query[None], tokens]), length + 1
+        shown = jnp.maximum(length, 1)
+        log_weights = jnp.where(jnp.arange(len(tokens)) < shown, -jnp.log(shown.astype(tokens.dtype)), -jnp.inf)
+        output = layer._output(Empirical.from_log_weights(tokens, log_weights), instance.query)
+        answer = jnp.where(length > 0, prediction(output, self.task), 0)
+        return self.task._loss(answer, instance.target)
+
     def tokens(self, layer: AbstractLayer) -> int:
         """How many tokens one prompt holds; an infinite one counts as one."""
-        if self.query_in_prompt:
-            return 1 if math.inf == self.L else int(self.L)
+        if self.query_in_prompt or isinstance(self.L, Lengths):
+            return 1 if math.inf == self.L else int(longest(self.L))
         return held_tokens((layer,), self.task, self.L)
 
     def _moments(self, layer: AbstractLayer, function) -> Moments:

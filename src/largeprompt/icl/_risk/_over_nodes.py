@@ -8,6 +8,11 @@ $$2R_L = E\big[\|b\|^2K_2(\nu) + aQ(\nu) - 2(1-Q(\nu))\,b\cdot t + \|t\|^2\big] 
 and only the average over $(W, x)$ remains. The same with $K_2 = 1$, $Q = 0$ is $R_\infty$, known in closed form: it
 serves as a control variate of weight $\theta$, 1 for long prompts, where the nodes then carry only the gap of order
 $1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
+
+With the query in the prompt the moments (`QueryMoments`) depend on its score $\lambda = x^\top Ax$ too, $1-Q$ is
+$1-C-Q$, and with $f = Px$, what the query itself contributes, there is
+$$C_2\|f\|^2 + 2X\,b\cdot f - 2C\,f\cdot t$$
+besides. Where $P = C = 0$ neither ν nor λ depends on $W$, f is 0 and the average over $W$ is closed.
 """
 
 from typing import ClassVar
@@ -18,37 +23,44 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from largeprompt._checks import is_traced
-from largeprompt.attention import WeightMoments, merged_form
+from largeprompt.attention import QueryMoments, WeightMoments, merged_form
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
 from ._abstract import AbstractGaussianRisk, Replicates
 from ._closed_form import gaussian_risk
 from ._nodes import Nodes
+from ._quadrature import METHOD
 
 
 class OverNodes(AbstractGaussianRisk):
     """Softmax attention at finite length: exact over prompts, an average over nodes of (W, x).
 
-    `control` is the weight of the control variate, 1 or 0, which the selector chooses once.
+    `control` is the weight of the control variate, 1 or 0, which the selector chooses once. Where `aligned`, with the
+    query in the prompt, it is one over nodes of x and holds of layers with P = C = 0 only.
     """
 
     task: LinearRegression
-    moments: WeightMoments
+    moments: WeightMoments | QueryMoments
     nodes: Nodes
     control: Float[Array, ""]
     reason: str = eqx.field(static=True)
+    aligned: bool = eqx.field(static=True, default=False)
     exact: ClassVar[bool] = False
 
     @property
     def method(self) -> str:
-        return "exact over prompts, quasi-Monte Carlo over (W, x)"
+        if not self.aligned:
+            return "exact over prompts, quasi-Monte Carlo over (W, x)"
+        return METHOD if self.nodes.x.shape[0] == 1 else "exact over prompts, quasi-Monte Carlo over x"
 
     def of_blocks(self, parts):
         return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
 
     def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
         """The average over one replicate."""
+        if self.aligned and isinstance(self.moments, QueryMoments):
+            return _aligned_risk(parts, self.task, self.moments, nodes, self.control)
         return softmax_risk(parts, self.task, self.moments, nodes, self.control)
 
     def gradient_average(self, layer):
@@ -82,7 +94,7 @@ class OverNodes(AbstractGaussianRisk):
 
 
 def softmax_risk(
-    parts: Blocks, task: LinearRegression, moments: WeightMoments, nodes: Nodes, theta: Float[Array, ""]
+    parts: Blocks, task: LinearRegression, moments: WeightMoments | QueryMoments, nodes: Nodes, theta: Float[Array, ""]
 ) -> Float[Array, ""]:
     """R_L, averaged over one replicate of the nodes and over ±W."""
     A, C, P, R = parts
@@ -103,8 +115,26 @@ def softmax_risk(
     sign = jnp.array([[1.0], [-1.0]], t.dtype)
     signed = b[0][:, None] + sign * b[1][:, None]
     square, cross = jnp.sum(signed**2, axis=0), sign * jnp.sum(signed * t[:, None], axis=0)
-    integrand = _integrand(moments, theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross)
+    given = theta, nu[0] + sign * nu[1], a[0] + sign * a[1], square, cross
+    if isinstance(moments, WeightMoments):
+        integrand = _integrand(moments, *given)
+    else:
+        f = P @ nodes.x
+        own = jnp.sum(f**2, axis=0), jnp.sum(signed * f[:, None], axis=0), sign * jnp.sum(f * t, axis=0)
+        integrand = _with_query(moments, jnp.sum(nodes.x * u, axis=0), own, *given)
     return nodes.mean(integrand.mean(axis=0)) + exact_part(parts, task, theta)
+
+
+def _aligned_risk(
+    parts: Blocks, task: LinearRegression, moments: QueryMoments, nodes: Nodes, theta: Float[Array, ""]
+) -> Float[Array, ""]:
+    """The same for P = C = 0 with the query in the prompt, averaged over W in closed form."""
+    u, r = parts.A @ nodes.x, jnp.trace(parts.R)
+    h, RR = task.Sigma @ u, jnp.sum(parts.R**2)
+    nu, Oh = jnp.sum(u * h, axis=0), task.Omega @ h
+    a, square, cross = RR * (task.tau1 + task.noise), RR * jnp.sum(h * Oh, axis=0), r * jnp.sum(nodes.x * Oh, axis=0)
+    integrand = _with_query(moments, jnp.sum(nodes.x * u, axis=0), (0.0, 0.0, 0.0), theta, nu, a, square, cross)
+    return nodes.mean(integrand) + exact_part(parts, task, theta)
 
 
 def exact_part(parts: Blocks, task: LinearRegression, theta: Float[Array, ""]) -> Float[Array, ""]:
@@ -117,3 +147,11 @@ def _integrand(moments: WeightMoments, theta, nu, a, square, cross) -> Float[Arr
     Q, unheld, K2, lost = moments.shares(nu)
     # (1−θ) − lost and (1−θ) − Q, without cancellation at either θ
     return (a * Q + square * ((1 - theta) * K2 - theta * lost) - 2 * cross * ((1 - theta) * unheld - theta * Q)) / 2
+
+
+def _with_query(moments: QueryMoments, lam, own, theta, nu, a, square, cross) -> Float[Array, "*signs n"]:
+    """With the query, of which `own` are ‖f‖², b·f and f·t, in the prompt."""
+    found = moments.shares(nu, jnp.broadcast_to(lam, nu.shape))
+    of_square, of_output, of_target = own
+    tokens = a * found.Q + square * (found.K2 - theta) - 2 * cross * (found.kept - theta)
+    return (tokens + found.C2 * of_square + 2 * found.X * of_output - 2 * found.C * of_target) / 2

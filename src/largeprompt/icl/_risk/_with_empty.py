@@ -1,0 +1,46 @@
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from ._abstract import AbstractGaussianRisk, AbstractRisk, Replicates
+
+
+class WithEmpty(AbstractRisk):
+    """A risk over prompts of which some are empty, where no layer can predict more than 0.
+
+    `share` is the probability of an empty prompt, `zero` the risk of predicting 0.
+    """
+
+    rest: AbstractGaussianRisk
+    share: Float[Array, ""]
+    zero: Float[Array, ""]
+    reason: str = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        return self.rest.method
+
+    def value_and_gradient(self, layer):
+        value, gradient = self.rest.value_and_gradient(layer)
+        return self._risk(value), jax.tree.map(lambda leaf: (1 - self.share) * leaf, gradient)
+
+    def average(self, layer):
+        found = self.rest.average(layer)
+        return Replicates(found.size, self._risk(found.means))
+
+    def gradient_average(self, layer):
+        found = self.rest.gradient_average(layer)
+        return Replicates(found.size, jax.tree.map(lambda leaf: (1 - self.share) * leaf, found.means))
+
+    def pieces(self, draws):
+        return (eqx.tree_at(lambda f: f.rest, self, piece) for piece in self.rest.pieces(draws))
+
+    @property
+    def may_mislead(self) -> bool:
+        return self.rest.may_mislead
+
+    def without_control(self) -> "WithEmpty":
+        return eqx.tree_at(lambda f: f.rest, self, self.rest.without_control())
+
+    def _risk(self, value: Array) -> Array:
+        return self.share * self.zero + (1 - self.share) * value
