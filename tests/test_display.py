@@ -267,7 +267,8 @@ def test_every_public_result_prints_itself():
     results = {**vars(concentration), **vars(dynamics), **vars(icl)}
     modules = [kind for kind in results.values() if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")]
     silent = {kind.__name__ for kind in modules if not issubclass(kind, AbstractShown)}
-    assert silent == {"AbstractRisk", "Training"} | {"AbstractTrainer", "ReferenceTrainer"} & silent
+    plain = {"AbstractRisk", "Training", "SGD", "Momentum", "Adam"}  # settings print as dataclasses do
+    assert silent == plain | {"AbstractTrainer", "ReferenceTrainer"} & silent
     assert {kind.__name__ for kind in modules if issubclass(kind, AbstractTable)} == {
         "AttentionFlow",
         "Deviation",
