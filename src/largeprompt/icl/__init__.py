@@ -19,6 +19,8 @@ from ._estimate import norm as norm
 from ._gaps import initial_gaps as initial_gaps
 from ._gaps import same_prompt_gap as same_prompt_gap
 from ._gaps import squared_mean as squared_mean
+from ._optimal_heads import HeadsOptimum as HeadsOptimum
+from ._optimal_heads import optimal_heads as optimal_heads
 from ._optimal_linear import Optimum as Optimum
 from ._optimal_linear import best_reading as best_reading
 from ._optimal_linear import gradient_descent as gradient_descent
