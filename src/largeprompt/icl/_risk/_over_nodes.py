@@ -10,6 +10,7 @@ serves as a control variate of weight $\theta$, 1 for long prompts, where the no
 $1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
 """
 
+import abc
 from typing import ClassVar
 
 import equinox as eqx
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from largeprompt._checks import is_traced
-from largeprompt.attention import WeightMoments, merged_form
+from largeprompt.attention import AbstractLayer, WeightMoments, merged_form
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
@@ -27,36 +28,31 @@ from ._closed_form import gaussian_risk
 from ._nodes import Nodes
 
 
-class OverNodes(AbstractGaussianRisk):
-    """Softmax attention at finite length: exact over prompts, an average over nodes of (W, x).
+class AbstractOverNodes(AbstractGaussianRisk):
+    """A risk that is exact over prompts and an average over nodes of (W, x).
 
     `control` is the weight of the control variate, 1 or 0, which the selector chooses once.
     """
 
-    task: LinearRegression
-    moments: WeightMoments
-    nodes: Nodes
-    control: Float[Array, ""]
-    reason: str = eqx.field(static=True)
+    nodes: eqx.AbstractVar[Nodes]
+    control: eqx.AbstractVar[Float[Array, ""]]
     exact: ClassVar[bool] = False
 
     @property
     def method(self) -> str:
         return "exact over prompts, quasi-Monte Carlo over (W, x)"
 
-    def of_blocks(self, parts):
-        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
-
-    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+    @abc.abstractmethod
+    def over(self, nodes: Nodes, layer: AbstractLayer) -> Float[Array, ""]:
         """The average over one replicate."""
-        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
+
+    def of_layer(self, layer):
+        return jax.vmap(lambda nodes: self.over(nodes, layer))(self.nodes)
 
     def gradient_average(self, layer):
-        def of_replicate(nodes):
-            return eqx.filter_grad(lambda layer: self._over(nodes, blocks(merged_form(layer), self.task)))(layer)
-
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
-        return Replicates(jnp.ones(()), jax.vmap(of_replicate)(self.nodes))
+        of_replicate = eqx.filter_grad(lambda layer, nodes: self.over(nodes, layer))
+        return Replicates(jnp.ones(()), jax.vmap(lambda nodes: of_replicate(layer, nodes))(self.nodes))
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):
@@ -67,18 +63,38 @@ class OverNodes(AbstractGaussianRisk):
     def may_mislead(self) -> bool:
         return True
 
-    def with_control(self, weight: int | Bool[Array, ""] | Float[Array, ""]) -> "OverNodes":
+    def with_control(self, weight: int | Bool[Array, ""] | Float[Array, ""]) -> "AbstractOverNodes":
         """The same average with a control variate of this weight."""
         # of the type of the one it replaces: JAX would compile again for another
         return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
 
-    def without_control(self) -> "OverNodes":
+    def without_control(self) -> "AbstractOverNodes":
         return self.with_control(0)
 
     def average_of_each_control(self, layer) -> Replicates:
         """The risk with the control variate and without, along the last axis: the costly moments are found once."""
         each = jax.vmap(lambda weight: self.with_control(weight).of_layer(layer), out_axes=-1)
         return Replicates(jnp.ones(()), each(jnp.array([1.0, 0.0], self.control.dtype)))
+
+
+class OverNodes(AbstractOverNodes):
+    """One softmax head at finite length."""
+
+    task: LinearRegression
+    moments: WeightMoments
+    nodes: Nodes
+    control: Float[Array, ""]
+    reason: str = eqx.field(static=True)
+
+    def of_blocks(self, parts: Blocks) -> Float[Array, " r"]:
+        """The risk of a layer with these blocks, over each replicate."""
+        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
+
+    def over(self, nodes, layer):
+        return self._over(nodes, blocks(merged_form(layer), self.task))
+
+    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
 
 
 def softmax_risk(

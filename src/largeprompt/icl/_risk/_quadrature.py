@@ -26,7 +26,7 @@ from largeprompt.attention._pair import PairTable, pair_shares
 from .._blocks import Blocks, blocks
 from .._quadratic_forms import quadratic_form_averages
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk
+from ._abstract import AbstractGaussianRisk, AbstractHeadRisk
 
 METHOD = "exact over prompts, one-dimensional quadrature over x"
 Matrix = Float[np.ndarray, "d d"]
@@ -147,7 +147,7 @@ def shares_and_slopes(
     return np.stack([share[0], rest[0], rest[1], slope[0], -slope[0], -slope[1]])
 
 
-class AlignedQuadrature(AbstractGaussianRisk):
+class AlignedQuadrature(AbstractHeadRisk):
     """Softmax attention with P = C = 0 at finite length: exact over prompts and over W, a quadrature over x.
 
     A gradient flow in (U, V) keeps P = C = 0. The function holds of such layers only.
@@ -183,9 +183,7 @@ class PairQuadrature(AbstractGaussianRisk):
     def of_layer(self, layer: AbstractLayer):
         one, other = (blocks(head, self.task) for head in heads_of(layer) or ())
         # half the slope belongs to each head: the part of its gradient in which the two move alike is 0 by symmetry
-        return self.of_blocks(one._replace(A=(one.A - other.A) / 2, R=one.R - other.R))
-
-    def of_blocks(self, parts):
+        parts = one._replace(A=(one.A - other.A) / 2, R=one.R - other.R)
         return _of_blocks(parts, self.task, (self.moments.table, self.pair))
 
 

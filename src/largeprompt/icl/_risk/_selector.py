@@ -5,11 +5,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractLayer, WeightMoments, kind_of, merged_form
+from largeprompt.attention import AbstractLayer, JointMoments, MultiHead, WeightMoments, heads_of, kind_of, merged_form
 from largeprompt.attention._forms import described
+from largeprompt.attention._joint import LONGEST_JOINT
+from largeprompt.attention._pair import pair_table
 
 from .._blocks import blocks
 from .._prompt import refuse_beyond_memory
@@ -17,10 +19,11 @@ from .._regression import LinearRegression
 from .._task import AbstractTask, as_predictor, as_task
 from ._abstract import AbstractRisk, pooled
 from ._closed_form import ClosedForm
+from ._heads import HeadsAtInfinity, OverHeads
 from ._nodes import LONG, REPLICATES, power_of_two, regression_nodes
 from ._over_instances import OverInstances
-from ._over_nodes import OverNodes
-from ._quadrature import AlignedQuadrature
+from ._over_nodes import AbstractOverNodes, OverNodes
+from ._quadrature import AlignedQuadrature, PairQuadrature
 
 Method = Literal["auto", "sampled"]
 
@@ -37,8 +40,8 @@ def risk_function(
 ) -> AbstractRisk:
     """The risk on a task at one length as a function of layers like this one, by the best way there is.
 
-    In this order: a closed form, a quadrature (for P = C = 0), an average over nodes of (W, x), an average over
-    sampled instances. `draws` is how many nodes or instances it averages over, where it must; they are fixed, so that
+    In this order: a closed form, a quadrature (for P = C = 0, one head or a pair of opposite ones), an average over
+    nodes of (W, x), for one head or several, an average over sampled instances. `draws` is how many nodes or instances it averages over, where it must; they are fixed, so that
     the function is smooth. For a layer with P = C = 0 the function holds of such layers only.
     """
     task, L = as_task(task), checks.prompt_length(L)
@@ -52,11 +55,15 @@ def risk_function(
         function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason=str(obstacle))
         refuse_beyond_memory(function.tokens(layer), task.dim)
         return function
+    if type(layer) is MultiHead and math.inf == L:
+        return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
     if kind_of(layer) == "linear" or math.inf == L:
         dtype = task.Sigma.dtype
         normaliser = checks.real_length(L + 1.0, dtype) if query_in_prompt and math.inf > L else None
         reason = f"{'linear attention' if kind_of(layer) == 'linear' else 'an infinite prompt'} on Gaussian tokens"
         return ClosedForm(task=task, L=checks.real_length(L, dtype), normaliser=normaliser, reason=reason)
+    if type(layer) is MultiHead:
+        return _of_heads(layer, task, L, generator, draws)
     moments = WeightMoments(L)
     if is_aligned(layer, task):
         reason = "softmax attention with P = C = 0 on Gaussian tokens"
@@ -71,10 +78,16 @@ def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float, query_in
     """Why the moments of the layer's output are not known exactly, in words; None where they are."""
     if type(task) is not LinearRegression:  # a subclass may draw or judge otherwise
         return f"no formula is known for a task of type {type(task).__name__}"
-    if kind_of(layer) is None:
+    heads = heads_of(layer) if type(layer) is MultiHead else (layer,)
+    if heads is None or any(kind_of(head) is None for head in heads):
         return f"no formula is known for a layer {described(layer)}"
-    if kind_of(layer) == "softmax" and query_in_prompt and math.inf > L:
-        return "no formula is known for softmax attention with the query in the prompt"
+    if query_in_prompt and math.inf > L:
+        if type(layer) is MultiHead:
+            return "no formula is known for several heads with the query in the prompt"
+        if kind_of(layer) == "softmax":
+            return "no formula is known for softmax attention with the query in the prompt"
+    if type(layer) is MultiHead and LONGEST_JOINT < L < math.inf:
+        return f"no formula is known for several heads at L = {L:.4g}, above 1e9"
     return None
 
 
@@ -88,7 +101,51 @@ def is_aligned(layer: AbstractLayer, task: LinearRegression) -> bool:
     return not traced and not bool(jnp.any(parts.P != 0) | jnp.any(parts.C != 0))
 
 
-def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
+def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRNGKeyArray, draws: int) -> AbstractRisk:
+    """The risk of several heads at finite length."""
+    aligned = are_aligned(layer, task)
+    if aligned and L > 1 and _is_pair(layer, task):
+        pair, reason = jnp.asarray(pair_table(L)), "a pair of opposite softmax heads with P = C = 0 on Gaussian tokens"
+        return PairQuadrature(task=task, moments=WeightMoments(L), pair=pair, reason=reason)
+    nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=L >= LONG)
+    reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
+    length = checks.real_length(L, task.Sigma.dtype)
+    function = OverHeads(task, JointMoments(L), length, nodes, jnp.ones(()), aligned, reason)
+    return _with_the_better_control(function, layer)
+
+
+def are_aligned(layer: MultiHead, task: LinearRegression) -> bool:
+    """Whether no key reads labels and no value reads covariates: then no gradient makes them do so."""
+    d = task.d
+    ignored = [part for head in layer.heads for part in (head.K[:, d:], head.V[:, :d])]
+    traced = any(checks.is_traced(leaf) for leaf in jax.tree.leaves((ignored, task)))
+    return not traced and not any(bool(jnp.any(part != 0)) for part in ignored)
+
+
+def _is_pair(layer: MultiHead, task: LinearRegression) -> bool:
+    """Whether the layer is two softmax heads that differ by the signs of U and V, and stay so under a gradient flow."""
+    if len(layer.heads) != 2 or any(head.kind != "softmax" for head in layer.heads):
+        return False
+    one, other = (head.parameters for head in layer.heads)
+    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
+        return False
+    if any(checks.is_traced(leaf) for leaf in jax.tree.leaves((one, other))):
+        return False
+
+    def opposite(names: str) -> bool:
+        """Whether one of these matrices has changed its sign, and the others are the same."""
+        signs = [_sign(one[name], other[name]) for name in names if name in one]
+        return None not in signs and math.prod(s for s in signs if s is not None) == -1
+
+    return layer.heads[0].scale == layer.heads[1].scale and opposite("KQ") and opposite("VO")
+
+
+def _sign(one: Array, other: Array) -> int | None:
+    """±1 where `other` is ± `one`, else None."""
+    return next((sign for sign in (1, -1) if bool(jnp.all(other == sign * one))), None)
+
+
+def _with_the_better_control(function: AbstractOverNodes, layer: AbstractLayer) -> AbstractOverNodes:
     """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
     _, (with_error, without_error) = pooled(function, layer, "average_of_each_control")
     return function.with_control(jax.lax.stop_gradient(with_error <= without_error))
