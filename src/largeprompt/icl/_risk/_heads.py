@@ -9,11 +9,13 @@ $$(1-Q_h)\Big[b_{hh}\cdot b_{gg} + \frac{b_{gh}\cdot b_{hg} + \rho_{hg}a_{hg}}L\
 Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W is closed too.
 """
 
+import itertools
 from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, heads_of, kind_of
@@ -26,82 +28,76 @@ from ._nodes import Nodes
 from ._over_nodes import AbstractOverNodes
 
 Values = Float[Array, "*s n"]
+Pairs = Float[Array, "h h *s n"]
 
 
 class Readings(NamedTuple):
-    """What the means over prompts are made of: ρ_hg, a_hg, b_hi·b_gj and b_hh·t, summed over targets."""
+    """What the means over prompts are made of, at every node: ρ_hg, a_hg, b_hh·b_gh, b_hh·b_gg, b_hg·b_gh and b_hh·t."""
 
-    rho: list[list[Values]]
-    a: list[list[Values]]
-    b: list[list[list[list[Values]]]]
-    bt: list[Values]
+    rho: Pairs
+    a: Pairs
+    own: Pairs
+    straight: Pairs
+    crossed: Pairs
+    met: Float[Array, "h *s n"]
 
 
 def _of_tokens(heads: list[Blocks], given: Given) -> Readings:
     """Given W and x."""
     scores = [given.scores(head) for head in heads]
-    read_by = [[read(head, image) for _, image in scores] for head in heads]
+    b = jnp.stack([jnp.stack([read(head, image) for _, image in scores]) for head in heads])
+    diagonal = jnp.stack([b[h, h] for h in range(len(heads))])
     return Readings(
-        [[dot(u, image) for _, image in scores] for u, _ in scores],
-        [[given.values(one, other) for other in heads] for one in heads],
-        [[[[jnp.sum(x * y, axis=0) for y in other] for other in read_by] for x in one] for one in read_by],
-        [jnp.sum(read_by[i][i] * given.t, axis=0) for i in range(len(heads))],
+        jnp.stack([jnp.stack([dot(u, image) for _, image in scores]) for u, _ in scores]),
+        jnp.stack([jnp.stack([given.values(one, other) for other in heads]) for one in heads]),
+        jnp.einsum("hkn,ghkn->hgn", diagonal, b),
+        jnp.einsum("hkn,gkn->hgn", diagonal, diagonal),
+        jnp.einsum("hgkn,ghkn->hgn", b, b),
+        jnp.einsum("hkn,kn->hn", diagonal, given.t),
     )
 
 
 def _of_queries(heads: list[Blocks], nodes: Nodes, task: LinearRegression) -> Readings:
     """Given x, averaged over W, for heads with P = C = 0."""
-    u = [head.A @ nodes.x for head in heads]
-    h = [task.Sigma @ part for part in u]
-    label, one = task.tau1 + task.noise, jnp.ones_like(nodes.x[0])
-    RR = [[jnp.sum(a.R * b.R) for b in heads] for a in heads]
-    hOh = [[jnp.sum(a * (task.Omega @ b), axis=0) for b in h] for a in h]
-    H = range(len(heads))
-    return Readings(
-        [[jnp.sum(a * b, axis=0) for b in h] for a in u],
-        [[label * RR[i][j] * one for j in H] for i in H],
-        [[[[RR[i][k] * hOh[j][m] for m in H] for k in H] for j in H] for i in H],
-        [jnp.trace(heads[i].R) * jnp.sum(h[i] * (task.Omega @ nodes.x), axis=0) for i in H],
-    )
+    A, R = jnp.stack([head.A for head in heads]), jnp.stack([head.R for head in heads])
+    u = A @ nodes.x
+    image = task.Sigma @ u
+    RR, hOh = jnp.einsum("hij,gij->hg", R, R)[..., None], jnp.einsum("hin,ij,gjn->hgn", image, task.Omega, image)
+    straight, own = RR * hOh, RR * jnp.stack([hOh[h, h] for h in range(len(heads))])[:, None]
+    met = jnp.trace(R, axis1=1, axis2=2)[:, None] * jnp.einsum("hin,in->hn", image, task.Omega @ nodes.x)
+    label = (task.tau1 + task.noise) * RR * jnp.ones_like(hOh)
+    return Readings(jnp.einsum("hin,gin->hgn", u, image), label, own, straight, straight, met)
 
 
 def _excess(
     found: Readings, softmax: list[bool], joint: JointMoments, L: Float[Array, ""], theta: Float[Array, ""]
 ) -> Values:
     """Σ E T_h·T_g − 2 Σ E T_h·t, less θ times the same at infinite length."""
-    rho, a, b, bt = found
-    total = jnp.zeros_like(bt[0])
-    alone = {}
-    for h, curved in enumerate(softmax):
-        rest = 1 - theta
-        if curved:
-            nu = rho[h][h]
-            (Q, _, _, lost), (slope, *_) = jax.jvp(joint.alone.shares, (nu,), (jnp.ones_like(nu),))
-            alone[h] = Q, slope
-            total += Q * a[h][h] + (rest - lost) * b[h][h][h][h] - 2 * (rest - Q) * bt[h]
-        else:
-            total += rest * (b[h][h][h][h] - 2 * bt[h]) + (b[h][h][h][h] + rho[h][h] * a[h][h]) / L
-    pairs = [(h, g) for h in range(len(softmax)) for g in range(h)]
-    both = [(h, g) for h, g in pairs if softmax[h] and softmax[g]]
-    if both:  # all pairs in one call: the table is interpolated once
-        stacked = (jnp.stack([rho[i][j] for i, j in which]) for which in _indices(both))
-        for (h, g), (Q, uu, uv, vu, vv) in zip(both, zip(*joint.coefficients(*stacked), strict=True), strict=True):
-            square = Q * a[h][g] + uu * b[h][h][g][h] + (uv - theta) * b[h][h][g][g]
-            total += 2 * (square + vu * b[h][g][g][h] + vv * b[h][g][g][g])
-    for h, g in pairs:
-        if softmax[h] and softmax[g]:
-            continue
-        part = (b[h][g][g][h] + rho[h][g] * a[h][g]) / L
-        if softmax[h] or softmax[g]:
-            s, o = (h, g) if softmax[h] else (g, h)
-            Q, slope = alone[s]
-            part = (1 - Q) * part - 2 * slope / L * rho[s][o] * b[s][s][o][s] - Q * b[s][s][o][o]
-        total += 2 * (part + (1 - theta) * b[h][h][g][g])
+    curved = [h for h, is_softmax in enumerate(softmax) if is_softmax]
+    straight = [h for h, is_softmax in enumerate(softmax) if not is_softmax]
+    total = (1 - theta) * (found.straight.sum(axis=(0, 1)) - 2 * found.met.sum(axis=0))
+    # linear heads: a Wishart form
+    for h in straight:
+        for g in straight:
+            total += (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
+    if not curved:
+        return total
+    nu = jnp.stack([found.rho[h, h] for h in curved])
+    if straight:
+        (Q, _, _, lost), (slope, *_) = jax.jvp(joint.alone.shares, (nu,), (jnp.ones_like(nu),))
+    else:
+        (Q, _, _, lost), slope = joint.alone.shares(nu), jnp.zeros_like(nu)
+    for i, h in enumerate(curved):
+        total += Q[i] * found.a[h, h] - lost[i] * found.straight[h, h] + 2 * Q[i] * found.met[h]
+        for g in straight:
+            part = (1 - Q[i]) * (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
+            total += 2 * (part - 2 * slope[i] / L * found.rho[h, g] * found.own[h, g] - Q[i] * found.straight[h, g])
+    if len(curved) > 1:  # all pairs in one call
+        h, g = np.array(list(itertools.combinations(curved, 2))).T
+        q, uu, uv, vu, vv = joint.coefficients(found.rho[h, h], found.rho[g, g], found.rho[h, g])
+        product = q * found.a[h, g] + uu * found.own[h, g] + (uv - 1) * found.straight[h, g]
+        total += 2 * (product + vu * found.crossed[h, g] + vv * found.own[g, h]).sum(axis=0)
     return total
-
-
-def _indices(pairs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    return [[(h, h) for h, _ in pairs], [(g, g) for _, g in pairs], pairs]
 
 
 def parts_of(layer: AbstractLayer, task: LinearRegression) -> tuple[list[Blocks], list[bool]]:
@@ -135,7 +131,7 @@ class OverHeads(AbstractOverNodes):
             excess = of(_of_queries(heads, nodes, self.task))
         else:  # averaged over ±W, along a first axis
             each = [_of_tokens(heads, Given.of(nodes, self.task, sign)) for sign in (1, -1)]
-            excess = of(jax.tree.map(lambda *parts: jnp.stack(parts), *each)).mean(axis=0)
+            excess = of(jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *each)).mean(axis=0)
         zero = _of_predicting_zero(self.task)
         return nodes.mean(excess) / 2 + zero + self.control * (infinite_risk(heads, self.task) - zero)
 
