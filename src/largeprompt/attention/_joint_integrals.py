@@ -121,7 +121,7 @@ def _smoothed(x: np.ndarray, width: float, accuracy: Accuracy) -> list[np.ndarra
 
 
 def _inner(
-    tau: Grid, step: float, beta: float, slope: float, rest: float, accuracy: Accuracy
+    tau: Float[np.ndarray, " t"], step: float, beta: float, slope: float, rest: float, accuracy: Accuracy
 ) -> tuple[Grid, Grid, list[np.ndarray]]:
     """Nodes g for the outer average, and the inner one at slope·g + τ' for all g and τ'."""
     g, weights = accuracy.normal(beta, 3)
