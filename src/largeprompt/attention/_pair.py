@@ -20,7 +20,7 @@ from largeprompt import _checks as checks
 from ._joint_integrals import joint_integrals
 from ._weight_integrals import weight_integrals
 
-PairTable = Float[np.ndarray, "terms 2 panels"]
+PairTable = Float[np.ndarray, "pair_terms 2 pair_panels"]
 _EDGES = np.array([0.07, 0.25, 0.5, 0.75, 1.0])  # below, scores pick one token, and the first panel is continued
 _TERMS = 14
 

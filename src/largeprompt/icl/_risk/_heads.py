@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, heads_of, kind_of
+from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, WeightMoments, heads_of, kind_of
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
@@ -70,7 +70,12 @@ def _of_queries(heads: list[Blocks], nodes: Nodes, task: LinearRegression) -> Re
 
 
 def _excess(
-    found: Readings, softmax: list[bool], joint: JointMoments, L: Float[Array, ""], theta: Float[Array, ""]
+    found: Readings,
+    softmax: list[bool],
+    moments: WeightMoments,
+    joint: JointMoments | None,
+    L: Float[Array, ""],
+    theta: Float[Array, ""],
 ) -> Values:
     """Σ E T_h·T_g − 2 Σ E T_h·t, less θ times the same at infinite length."""
     curved = [h for h, is_softmax in enumerate(softmax) if is_softmax]
@@ -84,15 +89,15 @@ def _excess(
         return total
     nu = jnp.stack([found.rho[h, h] for h in curved])
     if straight:
-        (Q, _, _, lost), (slope, *_) = jax.jvp(joint.alone.shares, (nu,), (jnp.ones_like(nu),))
+        (Q, _, _, lost), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
     else:
-        (Q, _, _, lost), slope = joint.alone.shares(nu), jnp.zeros_like(nu)
+        (Q, _, _, lost), slope = moments.shares(nu), jnp.zeros_like(nu)
     for i, h in enumerate(curved):
         total += Q[i] * found.a[h, h] - lost[i] * found.straight[h, h] + 2 * Q[i] * found.met[h]
         for g in straight:
             part = (1 - Q[i]) * (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
             total += 2 * (part - 2 * slope[i] / L * found.rho[h, g] * found.own[h, g] - Q[i] * found.straight[h, g])
-    if len(curved) > 1:  # all pairs in one call
+    if joint is not None:  # all pairs in one call
         h, g = np.array(list(itertools.combinations(curved, 2))).T
         q, uu, uv, vu, vv = joint.coefficients(found.rho[h, h], found.rho[g, g], found.rho[h, g])
         product = q * found.a[h, g] + uu * found.own[h, g] + (uv - 1) * found.straight[h, g]
@@ -110,7 +115,8 @@ class OverHeads(AbstractOverNodes):
     """Several softmax and linear heads at finite length; `aligned` says that all have P = C = 0."""
 
     task: LinearRegression
-    joint: JointMoments
+    moments: WeightMoments
+    joint: JointMoments | None  # none where fewer than two heads are softmax attention
     L: Float[Array, ""]
     nodes: Nodes
     control: Float[Array, ""]
@@ -119,13 +125,14 @@ class OverHeads(AbstractOverNodes):
 
     @property
     def method(self) -> str:
-        return f"exact over prompts{' and W, quasi-Monte Carlo over x' if self.aligned else ', quasi-Monte Carlo over (W, x)'}"
+        nodes = " and W, quasi-Monte Carlo over x" if self.aligned else ", quasi-Monte Carlo over (W, x)"
+        return f"exact over prompts{nodes}"
 
     def over(self, nodes, layer):
         heads, softmax = parts_of(layer, self.task)
 
         def of(found: Readings) -> Values:
-            return _excess(found, softmax, self.joint, self.L, self.control)
+            return _excess(found, softmax, self.moments, self.joint, self.L, self.control)
 
         if self.aligned:
             excess = of(_of_queries(heads, nodes, self.task))
@@ -173,5 +180,7 @@ def infinite_risk(heads: list[Blocks], task: LinearRegression) -> Float[Array, "
         return jnp.sum((one.P @ Sigma @ Omega @ Sigma @ other.A @ S) * (other.R @ one.C))
 
     squares = sum(product(one, other) for one in heads for other in heads)
-    met = sum(jnp.sum((h.P @ Sigma @ Omega @ S) * h.C) + jnp.trace(h.R) * jnp.sum(Omega * (Sigma @ h.A @ S)) for h in heads)
+    met = sum(
+        jnp.sum((h.P @ Sigma @ Omega @ S) * h.C) + jnp.trace(h.R) * jnp.sum(Omega * (Sigma @ h.A @ S)) for h in heads
+    )
     return (squares - 2 * met) / 2 + _of_predicting_zero(task)

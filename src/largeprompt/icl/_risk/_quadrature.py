@@ -173,7 +173,7 @@ class PairQuadrature(AbstractGaussianRisk):
 
     task: LinearRegression
     moments: WeightMoments
-    pair: Float[Array, "terms 2 panels"]
+    pair: Float[Array, "pair_terms 2 pair_panels"]
     reason: str = eqx.field(static=True)
 
     @property

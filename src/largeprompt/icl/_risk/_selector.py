@@ -109,8 +109,9 @@ def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRN
         return PairQuadrature(task=task, moments=WeightMoments(L), pair=pair, reason=reason)
     nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=L >= LONG)
     reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
+    joint = JointMoments(L) if sum(head.kind == "softmax" for head in layer.heads) > 1 else None
     length = checks.real_length(L, task.Sigma.dtype)
-    function = OverHeads(task, JointMoments(L), length, nodes, jnp.ones(()), aligned, reason)
+    function = OverHeads(task, WeightMoments(L), joint, length, nodes, jnp.ones(()), aligned, reason)
     return _with_the_better_control(function, layer)
 
 
