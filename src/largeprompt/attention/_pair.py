@@ -1,6 +1,6 @@
 r"""Half the difference of two softmaxes with opposite scores, $m = \frac12(m_+ - m_-)$: a ± pair of heads.
 
-On L Gaussian tokens $E m = (1-Q)\Gamma u$ as for one softmax, and $E mm^\top = q\,\Gamma + k\,\Gamma uu^\top\Gamma$ with
+On L Gaussian tokens $E m = (1-Q)\Gamma u$ as for one softmax, and $E mm^\top = q\Gamma + k\Gamma uu^\top\Gamma$ with
 $q = \frac12(Q-Q_{12})$ and $k = \frac12(K_2-c_{uu}-c_{vv}+c_{uv}+c_{vu})$ of `joint_integrals` at u' = -u. As ν → 0,
 $$q = \frac{L-1}{L^2}\Big(\nu-\frac{2\nu^2}L\Big)+O(\nu^3),\qquad
   k = \frac{L-1}L\Big(1-\frac{2\nu}L\big(1+\frac2L\big)\Big)+O(\nu^2),$$

@@ -28,10 +28,10 @@ class HeadsOptimum(AbstractShown):
 def optimal_heads(task: LinearRegression, L: int | float, heads: int) -> HeadsOptimum:
     r"""One softmax head or two of least risk with $P = C = 0$ at length `L`.
 
-    One head is that of `optimal_softmax`. Two heads are the best pair $(A, R/2)$, $(-A, -R/2)$: replacing a head by half
-    the sum of its output and that on the prompt with all tokens reversed keeps the mean of the output and lowers its
-    variance. As its scores tend to 0 a pair becomes linear attention at length L − 1; a finite scale is always better.
-    The `rate` of a pair is that of linear attention.
+    One head is that of `optimal_softmax`. Two heads are the best pair $(A, R/2)$, $(-A, -R/2)$: half the sum of heads
+    and of the same with opposite signs has the same mean output and no larger a variance. As its scores tend to 0 a
+    pair becomes linear attention at length L − 1; a finite scale is always better. The `rate` of a pair is that of
+    linear attention. That no other two heads are better is not proved.
     """
     task, L = as_regression(task), checks.prompt_length(L)
     if checks.count("heads", heads) > 2:

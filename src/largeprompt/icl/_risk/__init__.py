@@ -1,1 +1,1 @@
-"""The risk of a layer: four ways to find it, and the one place that chooses among them."""
+"""The risk of a layer: the ways to find it, and the one place that chooses among them."""

@@ -3,8 +3,10 @@ r"""The risk of several softmax and linear heads on one prompt of Gaussian regre
 Given $(W, x)$ the output is $T = \sum_hV_hm_h$ and $2R_L = E[\sum_{hg}E\,T_h\cdot T_g - 2\sum_hE\,T_h\cdot t + \|t\|^2]
 + ks^2$. With $b_{hi} = V_h\Gamma u_i$, $\rho_{hg} = u_h^\top\Gamma u_g$ and $a_{hg} = \mathrm{tr}\,V_h\Gamma V_g^\top$
 the means over prompts are, for two softmax heads (`JointMoments`), a softmax and a linear head, and two linear heads,
-$$Q_{hg}a_{hg} + c_{uu}\,b_{hh}\cdot b_{gh} + c_{uv}\,b_{hh}\cdot b_{gg} + c_{vu}\,b_{hg}\cdot b_{gh} + c_{vv}\,b_{hg}\cdot b_{gg},$$
-$$(1-Q_h)\Big[b_{hh}\cdot b_{gg} + \frac{b_{gh}\cdot b_{hg} + \rho_{hg}a_{hg}}L\Big] - \frac{2Q_h'}L\rho_{hg}\,b_{hh}\cdot b_{gh},\qquad
+$$q\,a_{hg} + c_{uu}\,b_{hh}\cdot b_{gh} + c_{uv}\,b_{hh}\cdot b_{gg} + c_{vu}\,b_{hg}\cdot b_{gh}
+  + c_{vv}\,b_{hg}\cdot b_{gg},$$
+$$(1-Q_h)\Big[b_{hh}\cdot b_{gg} + \frac{b_{gh}\cdot b_{hg} + \rho_{hg}a_{hg}}L\Big]
+  - \frac{2Q_h'}L\rho_{hg}\,b_{hh}\cdot b_{gh},\qquad
   b_{hh}\cdot b_{gg} + \frac{b_{hg}\cdot b_{gh} + \rho_{hg}a_{hg}}L .$$
 Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W is closed too.
 """
@@ -32,7 +34,7 @@ Pairs = Float[Array, "h h *s n"]
 
 
 class Readings(NamedTuple):
-    """What the means over prompts are made of, at every node: ρ_hg, a_hg, b_hh·b_gh, b_hh·b_gg, b_hg·b_gh and b_hh·t."""
+    """What means over prompts are made of, at every node: ρ_hg, a_hg, b_hh·b_gh, b_hh·b_gg, b_hg·b_gh and b_hh·t."""
 
     rho: Pairs
     a: Pairs
@@ -162,7 +164,7 @@ def _of_predicting_zero(task: LinearRegression) -> Float[Array, ""]:
 
 
 def infinite_risk(heads: list[Blocks], task: LinearRegression) -> Float[Array, ""]:
-    r"""$R_\infty$ of a sum of heads, whose prediction is $\sum_hG_h(W)\,x$: moments of a Gaussian matrix, head by head."""
+    r"""$R_\infty$ of a sum of heads, which predicts $\sum_hG_h(W)\,x$: moments of a Gaussian matrix, pair by pair."""
     Sigma, Omega, S, rho2 = task.Sigma, task.Omega, task.query_Sigma, task.rho2
 
     def product(one: Blocks, other: Blocks) -> Float[Array, ""]:

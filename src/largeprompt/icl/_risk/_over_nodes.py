@@ -11,7 +11,7 @@ $1/L$, and 0 where the heavy tails of $\|b\|^2$ make it harmful.
 """
 
 import abc
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,6 +26,8 @@ from .._regression import LinearRegression
 from ._abstract import AbstractGaussianRisk, Replicates
 from ._closed_form import gaussian_risk
 from ._nodes import Nodes
+
+Average = TypeVar("Average", bound="AbstractOverNodes")
 
 
 class AbstractOverNodes(AbstractGaussianRisk):
@@ -63,12 +65,12 @@ class AbstractOverNodes(AbstractGaussianRisk):
     def may_mislead(self) -> bool:
         return True
 
-    def with_control(self, weight: int | Bool[Array, ""] | Float[Array, ""]) -> "AbstractOverNodes":
+    def with_control(self: Average, weight: int | Bool[Array, ""] | Float[Array, ""]) -> Average:
         """The same average with a control variate of this weight."""
         # of the type of the one it replaces: JAX would compile again for another
         return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
 
-    def without_control(self) -> "AbstractOverNodes":
+    def without_control(self: Average) -> Average:
         return self.with_control(0)
 
     def average_of_each_control(self, layer) -> Replicates:

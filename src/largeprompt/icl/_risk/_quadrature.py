@@ -7,8 +7,8 @@ $$2R_L = \|R\|_F^2\,E\{(\tau_1+s^2)Q + K_2\,h^\top\Omega h\} - 2\,\mathrm{tr}R\,
 + ks^2.$$
 
 In the axes of the form, $x = X\xi$ with $\xi$ standard normal, the slope in $A$ is one of fourth moments of $\xi$.
-The same holds of a pair of heads, $(A, R/2)$ and $(-A, -R/2)$, with q and k of a pair in place of Q and $K_2$ but not of
-$1-Q$.
+The same holds of a pair of heads, $(A, R/2)$ and $(-A, -R/2)$, with q and k of a pair in place of Q and $K_2$, but not
+of $1-Q$.
 The quadrature is NumPy in float64, whatever the precision of the layer; JAX calls it back.
 """
 

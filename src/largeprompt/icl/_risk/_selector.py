@@ -41,8 +41,9 @@ def risk_function(
     """The risk on a task at one length as a function of layers like this one, by the best way there is.
 
     In this order: a closed form, a quadrature (for P = C = 0, one head or a pair of opposite ones), an average over
-    nodes of (W, x), for one head or several, an average over sampled instances. `draws` is how many nodes or instances it averages over, where it must; they are fixed, so that
-    the function is smooth. For a layer with P = C = 0 the function holds of such layers only.
+    nodes of (W, x), for one head or several, an average over sampled instances. `draws` is how many nodes or instances
+    it averages over, where it must; they are fixed, so that the function is smooth. For a layer with P = C = 0,
+    or a pair, the function holds of such layers only.
     """
     task, L = as_task(task), checks.prompt_length(L)
     layer = as_predictor(layer, task)
@@ -111,7 +112,16 @@ def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRN
     reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
     joint = JointMoments(L) if sum(head.kind == "softmax" for head in layer.heads) > 1 else None
     length = checks.real_length(L, task.Sigma.dtype)
-    function = OverHeads(task, WeightMoments(L), joint, length, nodes, jnp.ones(()), aligned, reason)
+    function = OverHeads(
+        task=task,
+        moments=WeightMoments(L),
+        joint=joint,
+        L=length,
+        nodes=nodes,
+        control=jnp.ones(()),
+        aligned=aligned,
+        reason=reason,
+    )
     return _with_the_better_control(function, layer)
 
 
