@@ -78,7 +78,7 @@ def test_several_heads_are_sampled(store):
     found = lab.trained(store, run.key)
     data = lab.risks_by_length(found, 3, rtol=0.1)
     assert float(data.risk_stderr.max()) > 0
-    with pytest.raises(ValueError, match=r"L is 1000000000; the risk of several heads is sampled, up to L = 134217728"):
+    with pytest.raises(ValueError, match=r"L is 1000000000; the risk of several heads is known up to L = 134217728"):
         lab.risks_by_length(found, 10**9)
 
 

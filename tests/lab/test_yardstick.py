@@ -12,6 +12,7 @@ from largeprompt.icl import (
     bayes_risk,
     identity,
     kms,
+    optimal_heads,
     optimal_linear,
     optimal_softmax,
     predicted_excess,
@@ -104,12 +105,15 @@ def test_two_narrow_softmax_heads_with_small_scores_have_the_risk_of_linear_atte
     assert yardstick(run, "softmax").attainable == pytest.approx(truth)
 
 
-def test_of_several_softmax_heads_bounds_are_known_and_no_optimum():
+def test_two_wide_softmax_heads_have_the_optimum_of_a_pair_and_more_heads_only_bounds():
     run = lab.Run(L=100, heads=2, head_dim=6)
     stick = yardstick(run, "softmax")
-    assert math.isnan(stick.optimum)
-    assert stick.bounds == (float(bayes_risk(run.task(), 100).value), float(optimal_linear(run.task(), 99).risk.value))
-    assert stick.attainable < 0.081 < 0.129 < float(optimal_softmax(run.task(), 100).risk.value)
+    assert stick.optimum == float(optimal_heads(run.task(), 100, 2).risk.value)
+    assert float(optimal_linear(run.task(), 100).risk.value) < stick.optimum
+    assert stick.optimum < float(optimal_linear(run.task(), 99).risk.value) < 0.081
+    more = yardstick(lab.Run(L=100, heads=3, head_dim=6), "softmax")
+    assert math.isnan(more.optimum)
+    assert more.bounds == (float(bayes_risk(run.task(), 100).value), stick.optimum)
     assert yardstick(run, "linear").optimum == float(optimal_linear(run.task(), 100).risk.value)
 
 

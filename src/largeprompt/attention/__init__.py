@@ -14,6 +14,8 @@ from ._heads import HeadJacobian as HeadJacobian
 from ._heads import MultiHead as MultiHead
 from ._heads import MultiHeadJacobian as MultiHeadJacobian
 from ._heads import chain_rule as chain_rule
+from ._joint import JointCoefficients as JointCoefficients
+from ._joint import JointMoments as JointMoments
 from ._kinds import Kind as Kind
 from ._kinds import Merged as Merged
 from ._kinds import attention_of as attention_of

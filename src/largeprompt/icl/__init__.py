@@ -39,6 +39,8 @@ from ._mismatch import linear_mismatch as linear_mismatch
 from ._mismatch import mismatch_rate as mismatch_rate
 from ._optimal_family import FamilyOptimum as FamilyOptimum
 from ._optimal_family import optimal_in_family as optimal_in_family
+from ._optimal_heads import HeadsOptimum as HeadsOptimum
+from ._optimal_heads import optimal_heads as optimal_heads
 from ._optimal_linear import Optimum as Optimum
 from ._optimal_linear import best_reading as best_reading
 from ._optimal_linear import gradient_descent as gradient_descent

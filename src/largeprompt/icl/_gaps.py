@@ -29,6 +29,7 @@ from ._blocks import Blocks, blocks
 from ._estimate import Estimate
 from ._regression import LinearRegression, as_regression
 from ._risk._closed_form import gaussian_risk
+from ._risk._given import Given, dot, read
 from ._risk._nodes import LONG, REPLICATES, Nodes, power_of_two, regression_nodes
 from ._risk._over_nodes import exact_part, softmax_risk
 from ._task import as_predictor
@@ -82,27 +83,9 @@ def _given(
     soft: Blocks, lin: Blocks, task: LinearRegression, moments, L, nodes: Nodes, sign: int
 ) -> Float[Array, " n"]:
     """The mean square over prompts given (±W, x)."""
-    WS, N = sign * nodes.WS, nodes.N
-
-    def through(parts: Blocks) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """u and Γu, each as covariates and labels."""
-        u, labels = parts.A @ nodes.x, parts.C @ nodes.x
-        across, up = jnp.sum(WS * labels[:, None], axis=0), jnp.sum(WS * u, axis=1)
-        return (u, labels), (task.Sigma @ u + across, up + jnp.sum(N * labels, axis=1) + task.noise * labels)
-
-    def dot(a: tuple[Array, Array], b: tuple[Array, Array]) -> Float[Array, " n"]:
-        return jnp.sum(a[0] * b[0], axis=0) + jnp.sum(a[1] * b[1], axis=0)
-
-    def read(parts: Blocks, m: tuple[Array, Array]) -> Float[Array, "k n"]:
-        return parts.P @ m[0] + parts.R @ m[1]
-
-    def values(one: Blocks, other: Blocks) -> Float[Array, " n"]:
-        """tr VΓV'ᵀ."""
-        PP, RR = jnp.sum((one.P @ task.Sigma) * other.P), one.R.T @ other.R
-        mixed = jnp.sum(WS * (other.R.T @ one.P + one.R.T @ other.P)[..., None], axis=(0, 1))
-        return PP + mixed + jnp.sum(N * RR[..., None], axis=(0, 1)) + task.noise * jnp.trace(RR)
-
-    (u, Gu), (v, Gv) = through(soft), through(lin)
+    given = Given.of(nodes, task, sign)
+    values = given.values
+    (u, Gu), (v, Gv) = given.scores(soft), given.scores(lin)
     nu, q = dot(u, Gu), dot(v, Gu)
     (Q, _, _, rest), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
     b, c, p, b_linear = read(soft, Gu), read(soft, Gv), read(lin, Gu), read(lin, Gv)

@@ -49,7 +49,7 @@ def optimal_softmax(task: LinearRegression, L: int | float | Lengths) -> Softmax
         return SoftmaxOptimum(from_blocks(parts, SoftmaxAttention), value, constant)
     aligned = AlignedRisk.of(task, WeightMoments(L))
     length, empty = (L.harmonic_mean, L.empty) if isinstance(L, Lengths) else (L, 0.0)
-    A = _best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / length)
+    A = best_scores(task, aligned, scale * np.asarray(best_reading(task, L), float), float(constant) / length)
     quadratic, linear, still = aligned.coefficients(A)
     r = linear / (2 * quadratic) if quadratic > 0 else 0.0
     attention = from_blocks(aligned_blocks(jnp.asarray(A), r, task), SoftmaxAttention)
@@ -124,15 +124,18 @@ class _Family(NamedTuple):
             return inner.ravel()
         return (np.diag(inner) @ self.groups) * np.exp(parameters)
 
-    def starts(self, A: Matrix) -> list[Float[np.ndarray, " p"]]:
-        """Parameters of scores as uneven as those of A, and of more even ones; no direction is switched off."""
+    def starts(self, A: Matrix, width: float = 1.0) -> list[Float[np.ndarray, " p"]]:
+        """Parameters of scores as uneven as those of A, and of more even ones; no direction is switched off.
+
+        The widest has the standard deviation `width`.
+        """
         inner = np.linalg.pinv(self.left) @ A @ np.linalg.pinv(self.right)
         if self.groups is not None:
             widths = np.diag(inner) @ self.groups / self.groups.sum(axis=0)
-            shapes = [np.log(_clipped(widths, power)) for power in (1.0, 0.0)]
+            shapes = [np.log(width * _clipped(widths, power)) for power in (1.0, 0.0)]
             return shapes if len(widths) > 1 else shapes[:1]
         left, widths, right = np.linalg.svd(inner)
-        return [((left * _clipped(widths, power)) @ right).ravel() for power in (1.0, 0.3)]
+        return [((left * (width * _clipped(widths, power))) @ right).ravel() for power in (1.0, 0.3)]
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -167,12 +170,17 @@ def _inverse_root(cov: Matrix) -> Matrix:
     return (vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)) @ vectors.T
 
 
-def _best_scores(task: LinearRegression, aligned: AlignedRisk, limit: Matrix, excess: float) -> Matrix:
-    """The A of least risk; `limit` and `excess` are what A and the risk above the noise tend to for long prompts."""
+def best_scores(
+    task: LinearRegression, aligned: AlignedRisk, limit: Matrix, excess: float, widths: tuple[float, ...] = (1.0,)
+) -> Matrix:
+    """The A of least risk; `limit` and `excess` are what A and the risk above the noise tend to for long prompts.
+
+    The search starts from scores of these `widths`.
+    """
     if not np.any(limit) or aligned.coefficients(limit).linear == 0:  # nothing to learn, or one token to learn from
         return limit
     family = _family(task)
-    starts = family.starts(limit)
+    starts = [start for width in widths for start in family.starts(limit, width)]
     quadratic, linear, _ = aligned.coefficients(family.matrix(starts[0]))
     checks.result("the risk", jnp.asarray(quadratic))
     # what r gains at best: quadratic r² − linear r is least at −linear²/(4 quadratic)

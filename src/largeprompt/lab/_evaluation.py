@@ -9,6 +9,7 @@ import xarray as xr
 
 from largeprompt._precision import is_float64
 from largeprompt._progress import Progress
+from largeprompt.attention import heads_of, kind_of
 from largeprompt.icl import bayes_risk, optimal_linear, optimal_softmax, risk
 
 from ._checkpoint import layers_in
@@ -63,8 +64,8 @@ def risks_by_length(
     """The risk of trained layers at other lengths, beside the optimum of each length and the Bayes risk.
 
     The run's own length is always among them, and marked as `trained`. Another label noise, or another covariance of
-    the queries, makes another task of the test. Of several heads the risk is an average over prompts, drawn until the
-    standard error is `rtol` of it or 2²⁸ tokens are drawn, and `optimum` is that of one head.
+    the queries, makes another task of the test. Where a risk is an average over prompts they are drawn until the
+    standard error is `rtol` of it or 2²⁸ tokens are drawn. Of several heads `optimum` is that of one head.
     """
     if not is_float64():
         raise ValueError("runs are evaluated in float64; call largeprompt.use_float64() first")
@@ -74,7 +75,7 @@ def risks_by_length(
     task = Run(**given).task()
     for length in lengths:
         if run.heads > 1 and math.inf > length > _TOKENS // 2:
-            raise ValueError(f"L is {length}; the risk of several heads is sampled, up to L = {_TOKENS // 2} or at inf")
+            raise ValueError(f"L is {length}; the risk of several heads is known up to L = {_TOKENS // 2} and at inf")
     risks, errors, optima, best = [], [], [], []
     with (progress or Progress()).task("risks", len(lengths)) as advance:
         for length in lengths:
@@ -105,7 +106,8 @@ def _optimum(member: str, task: Any, L: int | float) -> float:
 
 
 def _risk(layer: Any, task: Any, L: int | float, rtol: float) -> Any:
-    most = 2**22 if math.inf == L else max(2, min(2**22, _TOKENS // int(L)))
+    exact = all(kind_of(head) for head in heads_of(layer) or (layer,))  # over prompts: none is drawn
+    most = 2**22 if exact or math.inf == L else max(2, min(2**22, _TOKENS // int(L)))
     with warnings.catch_warnings():  # the standard error says it
         warnings.filterwarnings("ignore", message="the standard error is")
         return risk(layer, task, L, rtol=rtol, max_draws=most)

@@ -7,10 +7,10 @@ attains: with $N = G^{-1/2}\Sigma^{1/2}\Omega\Sigma_q^{1/2}$, $G = (1+\frac1L)\S
 \frac{\tau_1+s^2}LI$, it is the risk of predicting 0 less half the sum of the largest squared singular values of N.
 
 Of one softmax head that is wide enough the least risk is that of `optimal_softmax`. Of a narrower one that is a bound
-from below. Of several softmax heads the least risk is not known, but softmax heads with small scores, large values and
-$\sum_hv_h = 0$ come as near as wanted to linear heads that read the centred second moment of the prompt, that is, to
-linear attention at length L - 1. At L = inf softmax and linear heads are the same, and at L = 1 softmax heads do not
-see the query.
+from below. Of two softmax heads that are wide enough it is that of the best pair of opposite heads (`optimal_heads`).
+Of more it is not known, but no higher. Narrower softmax heads with small scores, large values and $\sum_hv_h = 0$ come
+as near as wanted to linear heads that read the centred second moment of the prompt, that is, to linear attention at
+length L - 1. At L = inf softmax and linear heads are the same, and at L = 1 softmax heads do not see the query.
 """
 
 import math
@@ -25,6 +25,7 @@ from largeprompt.attention import SoftmaxAttention
 from largeprompt.icl import (
     LinearRegression,
     bayes_risk,
+    optimal_heads,
     optimal_linear,
     optimal_softmax,
     predicted_excess,
@@ -131,9 +132,10 @@ def _yardstick(run: Run, member: str, heads: int, width: int) -> Yardstick:
     if L == 1:
         return Yardstick(zero, *given)
     if heads > 1:
-        attainable = least_linear_risk(task, L - 1, min(d, heads * width))
-        if width >= needed:
-            attainable = min(attainable, _one_head(task, L))
+        pair = float(optimal_heads(task, L, 2).risk.value) if width >= needed else math.inf
+        if heads == 2 and width >= needed:
+            return Yardstick(pair, *given)
+        attainable = min(pair, least_linear_risk(task, L - 1, min(d, heads * width)))
         return Yardstick(math.nan, *given, floor=bayes(run), attainable=attainable)
     if width >= needed:
         return Yardstick(_one_head(task, L), *given)

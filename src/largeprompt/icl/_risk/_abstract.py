@@ -114,18 +114,14 @@ class AbstractRisk(eqx.Module):
 
 
 class AbstractGaussianRisk(AbstractRisk):
-    """A risk on Gaussian regression, which sees a layer through its blocks."""
+    """A risk on Gaussian regression, which sees a layer through the blocks of its heads."""
 
     task: eqx.AbstractVar[LinearRegression]
     exact: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def of_blocks(self, parts: Blocks) -> Float[Array, " r"]:
-        """The risk over each replicate of the nodes; a single number where it is exact."""
-
     def of_layer(self, layer: AbstractLayer) -> Float[Array, " r"]:
-        """The same for the blocks of a layer."""
-        return self.of_blocks(blocks(merged_form(layer), self.task))
+        """The risk over each replicate of the nodes; a single number where it is exact."""
 
     def value_and_gradient(self, layer):
         return eqx.filter_value_and_grad(lambda layer: self.of_layer(layer).mean())(layer)
@@ -136,6 +132,17 @@ class AbstractGaussianRisk(AbstractRisk):
     def gradient_average(self, layer) -> Replicates:
         gradient = eqx.filter_grad(lambda layer: self.of_layer(layer).mean())(layer)
         return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], gradient))
+
+
+class AbstractHeadRisk(AbstractGaussianRisk):
+    """The same for layers of one head."""
+
+    @abc.abstractmethod
+    def of_blocks(self, parts: Blocks) -> Float[Array, " r"]:
+        """The risk of a layer with these blocks."""
+
+    def of_layer(self, layer):
+        return self.of_blocks(blocks(merged_form(layer), self.task))
 
 
 PIECE = 2**12  # draws

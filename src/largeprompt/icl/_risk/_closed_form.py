@@ -14,12 +14,12 @@ from largeprompt import _checks as checks
 
 from .._blocks import Blocks
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk
+from ._abstract import AbstractHeadRisk
 
 Scalar = int | float | Real[Array, ""]
 
 
-class ClosedForm(AbstractGaussianRisk):
+class ClosedForm(AbstractHeadRisk):
     """Linear attention at any length and softmax attention at infinite length: a formula.
 
     With `normalisers` the query is one more token of the prompt, as in `gaussian_risk`. `shares` are the weights of an

@@ -15,7 +15,8 @@ $$C_2\|f\|^2 + 2X\,b\cdot f - 2C\,f\cdot t$$
 besides. Where $P = C = 0$ neither ν nor λ depends on $W$, f is 0 and the average over $W$ is closed.
 """
 
-from typing import ClassVar
+import abc
+from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from largeprompt._checks import is_traced
-from largeprompt.attention import QueryMoments, WeightMoments, merged_form
+from largeprompt.attention import AbstractLayer, QueryMoments, WeightMoments, merged_form
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
@@ -32,43 +33,34 @@ from ._closed_form import gaussian_risk
 from ._nodes import Nodes
 from ._quadrature import METHOD
 
+Average = TypeVar("Average", bound="AbstractOverNodes")
 
-class OverNodes(AbstractGaussianRisk):
-    """Softmax attention at finite length: exact over prompts, an average over nodes of (W, x).
 
-    `control` is the weight of the control variate, 1 or 0, which the selector chooses once. Where `aligned`, with the
-    query in the prompt, it is one over nodes of x and holds of layers with P = C = 0 only.
+class AbstractOverNodes(AbstractGaussianRisk):
+    """A risk that is exact over prompts and an average over nodes of (W, x).
+
+    `control` is the weight of the control variate, 1 or 0, which the selector chooses once.
     """
 
-    task: LinearRegression
-    moments: WeightMoments | QueryMoments
-    nodes: Nodes
-    control: Float[Array, ""]
-    reason: str = eqx.field(static=True)
-    aligned: bool = eqx.field(static=True, default=False)
+    nodes: eqx.AbstractVar[Nodes]
+    control: eqx.AbstractVar[Float[Array, ""]]
     exact: ClassVar[bool] = False
 
     @property
     def method(self) -> str:
-        if not self.aligned:
-            return "exact over prompts, quasi-Monte Carlo over (W, x)"
-        return METHOD if self.nodes.x.shape[0] == 1 else "exact over prompts, quasi-Monte Carlo over x"
+        return "exact over prompts, quasi-Monte Carlo over (W, x)"
 
-    def of_blocks(self, parts):
-        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
-
-    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+    @abc.abstractmethod
+    def over(self, nodes: Nodes, layer: AbstractLayer) -> Float[Array, ""]:
         """The average over one replicate."""
-        if self.aligned and isinstance(self.moments, QueryMoments):
-            return _aligned_risk(parts, self.task, self.moments, nodes, self.control)
-        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
+
+    def of_layer(self, layer):
+        return jax.vmap(lambda nodes: self.over(nodes, layer))(self.nodes)
 
     def gradient_average(self, layer):
-        def of_replicate(nodes):
-            return eqx.filter_grad(lambda layer: self._over(nodes, blocks(merged_form(layer), self.task)))(layer)
-
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
-        return Replicates(jnp.ones(()), jax.vmap(of_replicate)(self.nodes))
+        of_replicate = eqx.filter_grad(lambda layer, nodes: self.over(nodes, layer))
+        return Replicates(jnp.ones(()), jax.vmap(lambda nodes: of_replicate(layer, nodes))(self.nodes))
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):
@@ -79,18 +71,51 @@ class OverNodes(AbstractGaussianRisk):
     def may_mislead(self) -> bool:
         return True
 
-    def with_control(self, weight: int | Bool[Array, ""] | Float[Array, ""]) -> "OverNodes":
+    def with_control(self: Average, weight: int | Bool[Array, ""] | Float[Array, ""]) -> Average:
         """The same average with a control variate of this weight."""
         # of the type of the one it replaces: JAX would compile again for another
         return eqx.tree_at(lambda f: f.control, self, jnp.full_like(self.control, weight))
 
-    def without_control(self) -> "OverNodes":
+    def without_control(self: Average) -> Average:
         return self.with_control(0)
 
     def average_of_each_control(self, layer) -> Replicates:
         """The risk with the control variate and without, along the last axis: the costly moments are found once."""
         each = jax.vmap(lambda weight: self.with_control(weight).of_layer(layer), out_axes=-1)
         return Replicates(jnp.ones(()), each(jnp.array([1.0, 0.0], self.control.dtype)))
+
+
+class OverNodes(AbstractOverNodes):
+    """One softmax head at finite length.
+
+    Where `aligned`, with the query in the prompt, it is an average over nodes of x and holds of layers with P = C = 0
+    only.
+    """
+
+    task: LinearRegression
+    moments: WeightMoments | QueryMoments
+    nodes: Nodes
+    control: Float[Array, ""]
+    reason: str = eqx.field(static=True)
+    aligned: bool = eqx.field(static=True, default=False)
+
+    @property
+    def method(self) -> str:
+        if not self.aligned:
+            return super().method
+        return METHOD if self.nodes.x.shape[0] == 1 else "exact over prompts, quasi-Monte Carlo over x"
+
+    def of_blocks(self, parts: Blocks) -> Float[Array, " r"]:
+        """The risk of a layer with these blocks, over each replicate."""
+        return jax.vmap(lambda nodes: self._over(nodes, parts))(self.nodes)
+
+    def over(self, nodes, layer):
+        return self._over(nodes, blocks(merged_form(layer), self.task))
+
+    def _over(self, nodes: Nodes, parts: Blocks) -> Float[Array, ""]:
+        if self.aligned and isinstance(self.moments, QueryMoments):
+            return _aligned_risk(parts, self.task, self.moments, nodes, self.control)
+        return softmax_risk(parts, self.task, self.moments, nodes, self.control)
 
 
 def softmax_risk(

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 
 from .._blocks import Blocks
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk
+from ._abstract import AbstractHeadRisk
 
 
-class OverTasks(AbstractGaussianRisk):
+class OverTasks(AbstractHeadRisk):
     """Linear attention at any length and softmax attention at infinite length, averaged over a list of tasks."""
 
     task: LinearRegression

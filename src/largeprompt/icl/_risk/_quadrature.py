@@ -7,6 +7,8 @@ $$2R_L = \|R\|_F^2\,E\{(\tau_1+s^2)Q + K_2\,h^\top\Omega h\} - 2\,\mathrm{tr}R\,
 + ks^2.$$
 
 In the axes of the form, $x = X\xi$ with $\xi$ standard normal, the slope in $A$ is one of fourth moments of $\xi$.
+The same holds of a pair of heads, $(A, R/2)$ and $(-A, -R/2)$, with q and k of a pair in place of Q and $K_2$, but not
+of $1-Q$.
 The quadrature is NumPy in float64, whatever the precision of the layer; JAX calls it back.
 """
 
@@ -18,14 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from largeprompt.attention import WeightMoments
+from largeprompt.attention import AbstractLayer, WeightMoments, heads_of
+from largeprompt.attention._pair import PairTable, pair_shares
 
+from .._blocks import Blocks, blocks
 from .._quadratic_forms import quadratic_form_averages
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk
+from ._abstract import AbstractGaussianRisk, AbstractHeadRisk
 
 METHOD = "exact over prompts, one-dimensional quadrature over x"
 Matrix = Float[np.ndarray, "d d"]
+Table = Float[np.ndarray, "terms 2 panels"]
 _STEP = 1e-5  # of the differences that stand for second derivatives, relative to A
 
 
@@ -47,18 +52,27 @@ class Slopes(NamedTuple):
 class AlignedRisk:
     """The coefficients as functions of A, on one task at one length."""
 
-    def __init__(self, Sigma: Matrix, Omega: Matrix, query_Sigma: Matrix, noise: float, targets: int, table):
+    def __init__(
+        self,
+        Sigma: Matrix,
+        Omega: Matrix,
+        query_Sigma: Matrix,
+        noise: float,
+        targets: int,
+        table: Table,
+        pair: PairTable | None = None,
+    ):
         self.Sigma, self.Omega, self.query_root = Sigma, Omega, _root(query_Sigma)
         self.label = float(np.sum(Sigma * Omega)) + noise  # the variance of a label
         self.constant = targets * (float(np.sum(query_Sigma * Omega)) + noise) / 2
-        self.table = table
+        self.table, self.pair = table, pair
 
     @classmethod
-    def of(cls, task: LinearRegression, moments: WeightMoments) -> "AlignedRisk":
-        """That of a task, at the length of the moments."""
+    def of(cls, task: LinearRegression, moments: WeightMoments, pair: PairTable | None = None) -> "AlignedRisk":
+        """That of a task, at the length of the moments; with the table of pairs, of a pair of heads."""
         arrays = task.Sigma, task.Omega, task.query_Sigma, moments.table
         Sigma, Omega, query, table = (np.asarray(array, float) for array in arrays)
-        return cls(Sigma, Omega, query, float(task.noise), task.targets, table)
+        return cls(Sigma, Omega, query, float(task.noise), task.targets, table, pair)
 
     def coefficients(self, A: Matrix) -> Coefficients:
         """By one-dimensional quadrature; NaN where ν overflows."""
@@ -78,9 +92,9 @@ class AlignedRisk:
         weights, vectors = np.linalg.eigh((form + form.T) / 2)
         x, h = self.query_root @ vectors, h @ vectors
         means, squares, fourths = quadratic_form_averages(
-            weights, lambda nu: shares_and_slopes(self.table, nu), fourths=2 if slopes else 0
+            weights, lambda nu: shares_and_slopes(self.table, nu, self.pair), fourths=2 if slopes else 0
         )
-        (Q, *_), (_, unheld, K2, dQ, _) = means, squares
+        (Q, *_), (_, unheld, K2, dQ, *_) = means, squares
         hOh, hOx = h.T @ self.Omega @ h, h.T @ self.Omega @ x
         found = Coefficients(float(self.label * Q + np.diag(hOh) @ K2) / 2, float(np.diag(hOx) @ unheld), self.constant)
         if not slopes:
@@ -88,7 +102,7 @@ class AlignedRisk:
         SO, SAx = self.Sigma @ self.Omega, self.Sigma @ A @ x
         through_form = self.label * np.diag(dQ) + _contracted(fourths[1], hOh)
         quadratic = (SAx @ through_form + SO @ (SAx * K2)) @ x.T
-        linear = (SO @ (x * unheld) - 2 * SAx @ _contracted(fourths[0], (hOx + hOx.T) / 2)) @ x.T
+        linear = (SO @ (x * unheld) + 2 * SAx @ _contracted(fourths[0], (hOx + hOx.T) / 2)) @ x.T
         return found, Slopes(quadratic, linear)
 
 
@@ -105,9 +119,12 @@ def _contracted(fourths: Matrix, form: Matrix) -> Matrix:
 
 
 def shares_and_slopes(
-    table: Float[np.ndarray, "terms 2 panels"], nu: Float[np.ndarray, " m"]
-) -> Float[np.ndarray, "5 m"]:
-    """Q, 1 − Q, K₂, dQ/dν and dK₂/dν of `WeightMoments` by NumPy: a callback of JAX must not wait for JAX."""
+    table: Table, nu: Float[np.ndarray, " m"], pair: PairTable | None = None
+) -> Float[np.ndarray, "6 m"]:
+    """Q, 1 − Q, K₂, and the derivatives of Q, 1 − Q and K₂ in ν; of a pair, q and k in place of Q and K₂.
+
+    `WeightMoments` by NumPy: a callback of JAX must not wait for JAX.
+    """
     y = 1 / np.sqrt(1 + nu / 2)
     panels = table.shape[-1]
     panel = np.minimum((y * panels).astype(int), panels - 1)
@@ -124,10 +141,13 @@ def shares_and_slopes(
     # the logarithm of spread : held has the slope k/y + p′/(1 − e⁻ᵖ) in y, and y has −y³/4 in ν
     log_slope = np.stack([1 / y, 2 / y]) + dp / np.maximum(-np.expm1(-p), 1e-300)
     slope = share * rest * log_slope * (y**3 / 4)
-    return np.stack([share[0], rest[0], rest[1], slope[0], -slope[1]])
+    if pair is not None:
+        q, k, dq, dk = pair_shares(pair, nu)
+        return np.stack([q, rest[0], k, dq, -slope[0], dk])
+    return np.stack([share[0], rest[0], rest[1], slope[0], -slope[0], -slope[1]])
 
 
-class AlignedQuadrature(AbstractGaussianRisk):
+class AlignedQuadrature(AbstractHeadRisk):
     """Softmax attention with P = C = 0 at finite length: exact over prompts and over W, a quadrature over x.
 
     A gradient flow in (U, V) keeps P = C = 0. The function holds of such layers only.
@@ -142,11 +162,35 @@ class AlignedQuadrature(AbstractGaussianRisk):
         return METHOD
 
     def of_blocks(self, parts):
-        task = self.task
-        setting = (task.Sigma, task.Omega, task.query_Sigma, task.noise, self.moments.table)
-        quadratic, linear = _coefficients(setting, parts.A)
-        constant = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
-        return (jnp.sum(parts.R**2) * quadratic - jnp.trace(parts.R) * linear + constant)[None]
+        return _of_blocks(parts, self.task, (self.moments.table,))
+
+
+class PairQuadrature(AbstractGaussianRisk):
+    """Two softmax heads with P = C = 0, opposite scores and opposite values, (A, R/2) and (-A, -R/2), at finite length.
+
+    By symmetry a gradient flow keeps such a pair. The function holds of pairs only.
+    """
+
+    task: LinearRegression
+    moments: WeightMoments
+    pair: Float[Array, "pair_terms 2 pair_panels"]
+    reason: str = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        return METHOD
+
+    def of_layer(self, layer: AbstractLayer):
+        one, other = (blocks(head, self.task) for head in heads_of(layer) or ())
+        # half the slope belongs to each head: the part of its gradient in which the two move alike is 0 by symmetry
+        parts = one._replace(A=(one.A - other.A) / 2, R=one.R - other.R)
+        return _of_blocks(parts, self.task, (self.moments.table, self.pair))
+
+
+def _of_blocks(parts: Blocks, task: LinearRegression, tables: tuple[Array, ...]) -> Float[Array, " 1"]:
+    quadratic, linear = _coefficients((task.Sigma, task.Omega, task.query_Sigma, task.noise, *tables), parts.A)
+    constant = task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
+    return (jnp.sum(parts.R**2) * quadratic - jnp.trace(parts.R) * linear + constant)[None]
 
 
 def _on_the_host(setting, A):
@@ -154,10 +198,9 @@ def _on_the_host(setting, A):
     number, matrix = jax.ShapeDtypeStruct((), A.dtype), jax.ShapeDtypeStruct(A.shape, A.dtype)
 
     def found(setting, A):
-        Sigma, Omega, query, noise, table = (np.asarray(part, float) for part in setting)
-        (quadratic, linear, _), slopes = AlignedRisk(Sigma, Omega, query, float(noise), 1, table).with_slopes(
-            np.asarray(A, float)
-        )
+        Sigma, Omega, query, noise, *tables = (np.asarray(part, float) for part in setting)
+        aligned = AlignedRisk(Sigma, Omega, query, float(noise), 1, *tables)
+        (quadratic, linear, _), slopes = aligned.with_slopes(np.asarray(A, float))
         return tuple(np.asarray(part, A.dtype) for part in (quadratic, linear, *slopes))
 
     return jax.pure_callback(found, (number, number, matrix, matrix), setting, A, vmap_method="sequential")

@@ -6,20 +6,25 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt.attention import (
     AbstractLayer,
+    JointMoments,
     Lengths,
+    MultiHead,
     QueryMoments,
     WeightMoments,
+    heads_of,
     kind_of,
     length_or_law,
     longest,
     merged_form,
 )
 from largeprompt.attention._forms import described
+from largeprompt.attention._joint import LONGEST_JOINT
+from largeprompt.attention._pair import pair_table
 
 from .._blocks import blocks
 from .._finite_tasks import FiniteTasks
@@ -28,12 +33,13 @@ from .._regression import AbstractRegression, LinearRegression, RegressionOn
 from .._task import AbstractTask, as_predictor, as_task
 from ._abstract import AbstractGaussianRisk, AbstractRisk, pooled
 from ._closed_form import ClosedForm
+from ._heads import HeadsAtInfinity, OverHeads
 from ._nodes import LONG, REPLICATES, power_of_two, radial_nodes, regression_nodes
 from ._over_counts import OverCounts, is_finite
 from ._over_instances import OverInstances
-from ._over_nodes import OverNodes
+from ._over_nodes import AbstractOverNodes, OverNodes
 from ._over_tasks import OverTasks
-from ._quadrature import AlignedQuadrature
+from ._quadrature import AlignedQuadrature, PairQuadrature
 from ._with_empty import WithEmpty
 
 Method = Literal["auto", "sampled"]
@@ -51,10 +57,10 @@ def risk_function(
 ) -> AbstractRisk:
     """The risk on a task at one length as a function of layers like this one, by the best way there is.
 
-    In this order: a closed form, a quadrature (for P = C = 0), an average over nodes of (W, x), an average over
-    sampled instances. `draws` is how many nodes or instances it averages over, where it must; they are fixed, so that
-    the function is smooth. For a layer with P = C = 0 the function holds of such layers only. For a law of `Lengths` it
-    is the average of their risks.
+    In this order: a closed form, a quadrature (for P = C = 0, one head or a pair of opposite ones), an average over
+    nodes of (W, x), for one head or several, an average over sampled instances. `draws` is how many nodes or instances
+    it averages over, where it must; they are fixed, so that the function is smooth. For a layer with P = C = 0, or a
+    pair, the function holds of such layers only. For a law of `Lengths` it is the average of their risks.
     """
     task, L = as_task(task), length_or_law(L)
     layer = as_predictor(layer, task)
@@ -63,12 +69,16 @@ def risk_function(
         raise ValueError(f"method is {method!r}; it must be 'auto' or 'sampled'")
     if method == "auto" and (known := _on_finite_sets(layer, task, L, query_in_prompt)) is not None:
         return known
-    obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task)
+    obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
     if obstacle is not None or type(task) is not LinearRegression:
         keys = jax.random.split(generator, draws)
         function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason=str(obstacle))
         refuse_beyond_memory(function.tokens(layer), task.dim)
         return function
+    if type(layer) is MultiHead:
+        if isinstance(L, Lengths) or math.inf == L:  # a law of finite lengths is an obstacle
+            return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
+        return _of_heads(layer, task, L, generator, draws)
     if kind_of(layer) == "linear" or math.inf == L:
         reason = f"{'linear attention' if kind_of(layer) == 'linear' else 'an infinite prompt'} on Gaussian tokens"
         function = _closed_form(task, L, query_in_prompt, reason)
@@ -106,7 +116,7 @@ def _over_nodes(
     key: PRNGKeyArray,
     n: int,
     query_in_prompt: bool,
-) -> OverNodes:
+) -> AbstractOverNodes:
     moments = QueryMoments(L) if query_in_prompt else WeightMoments(L)
     aligned = query_in_prompt and is_aligned(layer, task)
     if aligned and _is_isotropic(layer, task):
@@ -126,12 +136,20 @@ def _with_empty(function: AbstractGaussianRisk, task: LinearRegression, L: Lengt
     return WithEmpty(rest=function, share=jnp.asarray(L.empty, zero.dtype), zero=zero, reason=function.reason)
 
 
-def _obstacle(layer: AbstractLayer, task: AbstractTask) -> str | None:
+def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float | Lengths, query_in_prompt: bool) -> str | None:
     """Why the moments of the layer's output are not known exactly, in words; None where they are."""
     if type(task) is not LinearRegression:  # a subclass may draw or judge otherwise
         return f"no formula is known for a task of type {type(task).__name__}"
-    if kind_of(layer) is None:
+    heads = heads_of(layer) if type(layer) is MultiHead else (layer,)
+    if heads is None or any(kind_of(head) is None for head in heads):
         return f"no formula is known for a layer {described(layer)}"
+    if type(layer) is MultiHead and math.inf > longest(L):
+        if query_in_prompt:
+            return "no formula is known for several heads with the query in the prompt"
+        if isinstance(L, Lengths):
+            return "no formula is known for several heads over a law of lengths"
+        if L > LONGEST_JOINT:
+            return f"no formula is known for several heads at L = {L:.4g}, above 1e9"
     return None
 
 
@@ -161,6 +179,60 @@ def is_aligned(layer: AbstractLayer, task: AbstractRegression) -> bool:
     return not traced and not bool(jnp.any(parts.P != 0) | jnp.any(parts.C != 0))
 
 
+def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRNGKeyArray, draws: int) -> AbstractRisk:
+    """The risk of several heads at finite length."""
+    aligned = are_aligned(layer, task)
+    if aligned and L > 1 and _is_pair(layer, task):
+        pair, reason = jnp.asarray(pair_table(L)), "a pair of opposite softmax heads with P = C = 0 on Gaussian tokens"
+        return PairQuadrature(task=task, moments=WeightMoments(L), pair=pair, reason=reason)
+    nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=L >= LONG)
+    reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
+    joint = JointMoments(L) if sum(head.kind == "softmax" for head in layer.heads) > 1 else None
+    length = checks.real_length(L, task.Sigma.dtype)
+    function = OverHeads(
+        task=task,
+        moments=WeightMoments(L),
+        joint=joint,
+        L=length,
+        nodes=nodes,
+        control=jnp.ones(()),
+        aligned=aligned,
+        reason=reason,
+    )
+    return _with_the_better_control(function, layer)
+
+
+def are_aligned(layer: MultiHead, task: LinearRegression) -> bool:
+    """Whether no key reads labels and no value reads covariates: then no gradient makes them do so."""
+    d = task.d
+    ignored = [part for head in layer.heads for part in (head.K[:, d:], head.V[:, :d])]
+    traced = any(checks.is_traced(leaf) for leaf in jax.tree.leaves((ignored, task)))
+    return not traced and not any(bool(jnp.any(part != 0)) for part in ignored)
+
+
+def _is_pair(layer: MultiHead, task: LinearRegression) -> bool:
+    """Whether the layer is two softmax heads that differ by the signs of U and V, and stay so under a gradient flow."""
+    if len(layer.heads) != 2 or any(head.kind != "softmax" for head in layer.heads):
+        return False
+    one, other = (head.parameters for head in layer.heads)
+    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
+        return False
+    if any(checks.is_traced(leaf) for leaf in jax.tree.leaves((one, other))):
+        return False
+
+    def opposite(names: str) -> bool:
+        """Whether one of these matrices has changed its sign, and the others are the same."""
+        signs = [_sign(one[name], other[name]) for name in names if name in one]
+        return None not in signs and math.prod(s for s in signs if s is not None) == -1
+
+    return layer.heads[0].scale == layer.heads[1].scale and opposite("KQ") and opposite("VO")
+
+
+def _sign(one: Array, other: Array) -> int | None:
+    """±1 where `other` is ± `one`, else None."""
+    return next((sign for sign in (1, -1) if bool(jnp.all(other == sign * one))), None)
+
+
 def _is_isotropic(layer: AbstractLayer, task: LinearRegression) -> bool:
     """Whether A and all covariances are multiples of the identity: then the gradient in A is one too."""
     matrices = blocks(merged_form(layer), task).A, task.Sigma, task.Omega, task.query_Sigma
@@ -169,7 +241,7 @@ def _is_isotropic(layer: AbstractLayer, task: LinearRegression) -> bool:
     return all(bool(jnp.all(matrix == matrix[0, 0] * jnp.eye(task.d))) for matrix in matrices)
 
 
-def _with_the_better_control(function: OverNodes, layer: AbstractLayer) -> OverNodes:
+def _with_the_better_control(function: AbstractOverNodes, layer: AbstractLayer) -> AbstractOverNodes:
     """With R_∞ as control variate or without, whichever leaves the smaller error at this layer."""
     _, (with_error, without_error) = pooled(function, layer, "average_of_each_control")
     return function.with_control(jax.lax.stop_gradient(with_error <= without_error))

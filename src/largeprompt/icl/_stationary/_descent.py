@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
-from .._risk._abstract import AbstractGaussianRisk
 from .._risk._closed_form import ClosedForm
 from .._risk._over_nodes import OverNodes
 from ._symmetries import balanced, from_flat, least, sizes
@@ -95,7 +94,7 @@ def errors(function: Risk, x: Vector, directions: Float[np.ndarray, "n m"]) -> t
 
 
 @eqx.filter_jit
-def replicates(function: AbstractGaussianRisk, x) -> Float[Array, " r"]:
+def replicates(function: Risk, x) -> Float[Array, " r"]:
     """The risk at the blocks `x` over each replicate of the nodes."""
     return function.of_blocks(from_flat(x, function.task.d, function.task.targets))
 

@@ -1,0 +1,139 @@
+r"""Moments of two softmaxes over the same L Gaussian tokens, as two-dimensional integrals, for any scores and any L.
+
+Tokens are $z_l\sim\mathcal N(0,\Gamma)$, scores $u\cdot z_l$ and $u'\cdot z_l$, weights $a$ and $a'$, sums of
+exponentials $S$ and $S'$; $m = \sum a_lz_l = \nabla_u\log S$ and $m' = \nabla_{u'}\log S'$. So
+$E\,mm'^\top = \nabla_u\nabla_{u'}^\top E[\log S\log S']$, a function of $\nu = u^\top\Gamma u$, $\nu' = u'^\top\Gamma
+u'$ and $\rho = u^\top\Gamma u'$ alone, and
+$$E\,mm'^\top = q\,\Gamma + \Gamma(c_{uu}\,uu^\top + c_{uv}\,uu'^\top + c_{vu}\,u'u^\top + c_{vv}\,u'u'^\top)\Gamma,$$
+with $s_{jk} = \sum_l a_l^ja_l'^k$:
+$$q = E s_{11},\quad c_{uu} = 2\partial_\nu q = 2E[s_{20}s_{11}-s_{21}],\quad c_{vv} = 2E[s_{02}s_{11}-s_{12}],\quad
+  c_{vu} = \partial_\rho q = E[s_{11}-s_{21}-s_{12}+s_{11}^2],\quad c_{uv} = E(1-s_{20})(1-s_{02}).$$
+With $1/(S^jS'^k) = \iint s^{j-1}s'^{k-1}e^{-sS-s'S'}$ these are integrals over $(\log s,\log s') = (\tau,\tau')$ of
+$P_{jk} = E[(s\omega)^j(s'\omega')^ke^{-s\omega-s'\omega'}]$, which one Gaussian average makes a product of matrices.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from ._weight_integrals import weight_integrals
+
+Grid = Float[np.ndarray, " n"]
+_LARGEST = 6.0  # of τ + s: e^{-e^6} is nothing
+_FINEST = 200  # points of the inner average per step of τ', beyond which it is taken point by point
+
+
+class Accuracy(NamedTuple):
+    """The step of the trapezoidal rules, with an error near e^{-π²/step}, and the digits that tails are kept to."""
+
+    step: float
+    digits: float
+
+    @property
+    def tail(self) -> float:
+        return self.digits * math.log(10)
+
+    def normal(self, width: float, top: int) -> tuple[Grid, Grid]:
+        """Nodes and weights for a standard normal g, of a function of `width` times g that may grow like e^{top x}."""
+        reach = math.sqrt(2 * self.tail)
+        return self.scaled_normal(min(0.8, self.step / 0.6, self.step / max(width, 1e-300)), reach, top * min(width, 1))
+
+    def scaled_normal(self, step: float, reach: float, more: float) -> tuple[Grid, Grid]:
+        g = step * np.arange(-math.ceil(reach / step), math.ceil((reach + more) / step) + 1)
+        return g, np.exp(-(g**2) / 2) * (step / math.sqrt(2 * math.pi))
+
+
+FULL, TABULATED = Accuracy(0.3, 15.0), Accuracy(0.5, 9.0)
+
+
+class JointIntegrals(NamedTuple):
+    """The five numbers that make E m m'ᵀ: of Γ, and of Γuuᵀ Γ, Γuu'ᵀΓ, Γu'uᵀΓ and Γu'u'ᵀΓ."""
+
+    Q: float
+    uu: float
+    uv: float
+    vu: float
+    vv: float
+
+
+def joint_integrals(
+    beta: float, other: float, correlation: float, L: float, accuracy: Accuracy = FULL
+) -> JointIntegrals:
+    r"""The moments of scores with standard deviations `beta` and `other`, for 2 ≤ L < ∞, by direct quadrature."""
+    if beta < other:
+        Q, uu, uv, vu, vv = joint_integrals(other, beta, correlation, L, accuracy)
+        return JointIntegrals(Q, vv, uv, vu, uu)
+    # a wide step for one of the two only: along τ − τ' the integrand is as narrow as ever where scores are proportional
+    (tau, step), (tau2, step2) = _tau(beta, L, accuracy, wide=True), _tau(other, L, accuracy, wide=False)
+    # s = βg and s' = β'(rg + √(1−r²)g'): given g the two averages are apart
+    slope, rest = correlation * other, other * math.sqrt(max(0.0, 1 - correlation**2))
+    g, weights, second = _inner(tau2, step2, beta, slope, rest, accuracy)
+    first = _powers(tau[:, None] + beta * g)
+    missing = first[0] * weights
+    F = [values * weights for values in first[1:]]
+    # 1 − φ to its own relative accuracy: 1 − ab = (1−a) + (1−b) − (1−a)(1−b)
+    gap = missing.sum(axis=1)[:, None] + weights @ second[0] - missing @ second[0]
+    log_phi = np.where(gap < 0.5, np.log1p(-np.minimum(gap, 0.5)), np.log(np.maximum(F[0] @ second[1], 1e-300)))
+    token = (L * step * step2) * np.exp((L - 1) * log_phi)
+    pair = (L * (L - 1) * step * step2) * np.exp((L - 2) * log_phi)
+
+    def P(j: int, k: int) -> np.ndarray:
+        return F[j] @ second[k + 1]
+
+    P11, P20, P02, P22, P21, P12 = P(1, 1), P(2, 0), P(0, 2), P(2, 2), P(2, 1), P(1, 2)
+    Q = float(np.sum(token * P11))
+    uu = float(np.sum(token * (P(3, 1) - 2 * P21) + pair * P20 * P11))
+    vv = float(np.sum(token * (P(1, 3) - 2 * P12) + pair * P02 * P11))
+    vu = Q + float(np.sum(token * (P22 - P21 - P12) + pair * P11**2))
+    both = float(np.sum(token * P22 + pair * P20 * P02))
+    one, two = weight_integrals(beta, L), weight_integrals(other, L)
+    return JointIntegrals(Q, uu, float(one.one_minus_Q - two.Q) + both, vu, vv)
+
+
+def _tau(beta: float, L: float, accuracy: Accuracy, wide: bool) -> tuple[Grid, float]:
+    """Where φ^{L-1} P is not negligible, as for a single softmax."""
+    log_L, tail = math.log(L), accuracy.tail
+    step = accuracy.step * (max(1.0, beta / math.sqrt(2 * log_L + 2)) if wide else 1.0)
+    lowest, reach = -(log_L + beta**2 / 2 + tail), math.sqrt(4 * log_L + 2 * tail)
+    if 2 * beta > reach:
+        lowest = max(lowest, -beta * reach)
+    highest = math.sqrt(2 * tail) * beta + math.log(tail) + 0.5
+    return step * np.arange(math.floor(lowest / step), math.ceil(highest / step)), step
+
+
+def _powers(x: np.ndarray) -> list[np.ndarray]:
+    """1 − e^{-e^x}, and e^{kx}e^{-e^x} for k = 0, …, 3."""
+    exponential = np.exp(np.minimum(x, _LARGEST))
+    found = [-np.expm1(-exponential), np.exp(-exponential)]
+    for _ in range(3):
+        found.append(found[-1] * exponential)
+    return found
+
+
+def _smoothed(x: np.ndarray, width: float, accuracy: Accuracy) -> list[np.ndarray]:
+    """The Gaussian averages of these at x + width·g."""
+    if width < 1e-12:
+        return _powers(x)
+    g, weights = accuracy.normal(width, 3)
+    return [values @ weights for values in _powers(x[..., None] + width * g)]
+
+
+def _inner(
+    tau: Float[np.ndarray, " t"], step: float, beta: float, slope: float, rest: float, accuracy: Accuracy
+) -> tuple[Grid, Grid, list[np.ndarray]]:
+    """Nodes g for the outer average, and the inner one at slope·g + τ' for all g and τ'."""
+    g, weights = accuracy.normal(beta, 3)
+    spacing = g[1] - g[0]
+    finer = math.ceil(step / (abs(slope) * spacing)) if abs(slope) * spacing * _FINEST > step else 0
+    if rest < 1e-12 or finer == 0:
+        return g, weights, _smoothed(slope * g[:, None] + tau, rest, accuracy)
+    # with a spacing of which slope·g takes whole parts of the step of τ', few different numbers are needed
+    reach, more = math.sqrt(2 * accuracy.tail), 3 * min(beta, 1)
+    g, weights = accuracy.scaled_normal(step / (finer * abs(slope)), reach, more)
+    shift = np.round(slope * g * (finer / step)).astype(int)
+    index = shift[:, None] + finer * np.arange(len(tau))
+    lowest = index.min()
+    averages = _smoothed(tau[0] + (step / finer) * np.arange(lowest, index.max() + 1), rest, accuracy)
+    return g, weights, [values[index - lowest] for values in averages]

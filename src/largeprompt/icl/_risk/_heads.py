@@ -1,0 +1,188 @@
+r"""The risk of several softmax and linear heads on one prompt of Gaussian regression: no prompt is ever sampled.
+
+Given $(W, x)$ the output is $T = \sum_hV_hm_h$ and $2R_L = E[\sum_{hg}E\,T_h\cdot T_g - 2\sum_hE\,T_h\cdot t + \|t\|^2]
++ ks^2$. With $b_{hi} = V_h\Gamma u_i$, $\rho_{hg} = u_h^\top\Gamma u_g$ and $a_{hg} = \mathrm{tr}\,V_h\Gamma V_g^\top$
+the means over prompts are, for two softmax heads (`JointMoments`), a softmax and a linear head, and two linear heads,
+$$q\,a_{hg} + c_{uu}\,b_{hh}\cdot b_{gh} + c_{uv}\,b_{hh}\cdot b_{gg} + c_{vu}\,b_{hg}\cdot b_{gh}
+  + c_{vv}\,b_{hg}\cdot b_{gg},$$
+$$(1-Q_h)\Big[b_{hh}\cdot b_{gg} + \frac{b_{gh}\cdot b_{hg} + \rho_{hg}a_{hg}}L\Big]
+  - \frac{2Q_h'}L\rho_{hg}\,b_{hh}\cdot b_{gh},\qquad
+  b_{hh}\cdot b_{gg} + \frac{b_{hg}\cdot b_{gh} + \rho_{hg}a_{hg}}L .$$
+Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W is closed too.
+"""
+
+import itertools
+from typing import NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, WeightMoments, heads_of, kind_of
+
+from .._blocks import Blocks, blocks
+from .._regression import LinearRegression
+from ._abstract import AbstractGaussianRisk
+from ._given import Given, dot, read
+from ._nodes import Nodes
+from ._over_nodes import AbstractOverNodes
+
+Values = Float[Array, "*s n"]
+Pairs = Float[Array, "h h *s n"]
+
+
+class Readings(NamedTuple):
+    """What means over prompts are made of, at every node: ρ_hg, a_hg, b_hh·b_gh, b_hh·b_gg, b_hg·b_gh and b_hh·t."""
+
+    rho: Pairs
+    a: Pairs
+    own: Pairs
+    straight: Pairs
+    crossed: Pairs
+    met: Float[Array, "h *s n"]
+
+
+def _of_tokens(heads: list[Blocks], given: Given) -> Readings:
+    """Given W and x."""
+    scores = [given.scores(head) for head in heads]
+    b = jnp.stack([jnp.stack([read(head, image) for _, image in scores]) for head in heads])
+    diagonal = jnp.stack([b[h, h] for h in range(len(heads))])
+    return Readings(
+        jnp.stack([jnp.stack([dot(u, image) for _, image in scores]) for u, _ in scores]),
+        jnp.stack([jnp.stack([given.values(one, other) for other in heads]) for one in heads]),
+        jnp.einsum("hkn,ghkn->hgn", diagonal, b),
+        jnp.einsum("hkn,gkn->hgn", diagonal, diagonal),
+        jnp.einsum("hgkn,ghkn->hgn", b, b),
+        jnp.einsum("hkn,kn->hn", diagonal, given.t),
+    )
+
+
+def _of_queries(heads: list[Blocks], nodes: Nodes, task: LinearRegression) -> Readings:
+    """Given x, averaged over W, for heads with P = C = 0."""
+    A, R = jnp.stack([head.A for head in heads]), jnp.stack([head.R for head in heads])
+    u = A @ nodes.x
+    image = task.Sigma @ u
+    RR, hOh = jnp.einsum("hij,gij->hg", R, R)[..., None], jnp.einsum("hin,ij,gjn->hgn", image, task.Omega, image)
+    straight, own = RR * hOh, RR * jnp.stack([hOh[h, h] for h in range(len(heads))])[:, None]
+    met = jnp.trace(R, axis1=1, axis2=2)[:, None] * jnp.einsum("hin,in->hn", image, task.Omega @ nodes.x)
+    label = (task.tau1 + task.noise) * RR * jnp.ones_like(hOh)
+    return Readings(jnp.einsum("hin,gin->hgn", u, image), label, own, straight, straight, met)
+
+
+def _excess(
+    found: Readings,
+    softmax: list[bool],
+    moments: WeightMoments,
+    joint: JointMoments | None,
+    L: Float[Array, ""],
+    theta: Float[Array, ""],
+) -> Values:
+    """Σ E T_h·T_g − 2 Σ E T_h·t, less θ times the same at infinite length."""
+    curved = [h for h, is_softmax in enumerate(softmax) if is_softmax]
+    straight = [h for h, is_softmax in enumerate(softmax) if not is_softmax]
+    total = (1 - theta) * (found.straight.sum(axis=(0, 1)) - 2 * found.met.sum(axis=0))
+    # linear heads: a Wishart form
+    for h in straight:
+        for g in straight:
+            total += (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
+    if not curved:
+        return total
+    nu = jnp.stack([found.rho[h, h] for h in curved])
+    if straight:
+        (Q, _, _, lost), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
+    else:
+        (Q, _, _, lost), slope = moments.shares(nu), jnp.zeros_like(nu)
+    for i, h in enumerate(curved):
+        total += Q[i] * found.a[h, h] - lost[i] * found.straight[h, h] + 2 * Q[i] * found.met[h]
+        for g in straight:
+            part = (1 - Q[i]) * (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
+            total += 2 * (part - 2 * slope[i] / L * found.rho[h, g] * found.own[h, g] - Q[i] * found.straight[h, g])
+    if joint is not None:  # all pairs in one call
+        h, g = np.array(list(itertools.combinations(curved, 2))).T
+        q, uu, uv, vu, vv = joint.coefficients(found.rho[h, h], found.rho[g, g], found.rho[h, g])
+        product = q * found.a[h, g] + uu * found.own[h, g] + (uv - 1) * found.straight[h, g]
+        total += 2 * (product + vu * found.crossed[h, g] + vv * found.own[g, h]).sum(axis=0)
+    return total
+
+
+def parts_of(layer: AbstractLayer, task: LinearRegression) -> tuple[list[Blocks], list[bool]]:
+    """The blocks of every head, and which heads are softmax attention."""
+    heads = cast(tuple[AbstractAttention, ...], heads_of(layer))
+    return [blocks(head, task) for head in heads], [kind_of(head) == "softmax" for head in heads]
+
+
+class OverHeads(AbstractOverNodes):
+    """Several softmax and linear heads at finite length; `aligned` says that all have P = C = 0."""
+
+    task: LinearRegression
+    moments: WeightMoments
+    joint: JointMoments | None  # none where fewer than two heads are softmax attention
+    L: Float[Array, ""]
+    nodes: Nodes
+    control: Float[Array, ""]
+    aligned: bool = eqx.field(static=True)
+    reason: str = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        nodes = " and W, quasi-Monte Carlo over x" if self.aligned else ", quasi-Monte Carlo over (W, x)"
+        return f"exact over prompts{nodes}"
+
+    def over(self, nodes, layer):
+        heads, softmax = parts_of(layer, self.task)
+
+        def of(found: Readings) -> Values:
+            return _excess(found, softmax, self.moments, self.joint, self.L, self.control)
+
+        if self.aligned:
+            excess = of(_of_queries(heads, nodes, self.task))
+        else:  # averaged over ±W, along a first axis
+            each = [_of_tokens(heads, Given.of(nodes, self.task, sign)) for sign in (1, -1)]
+            excess = of(jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *each)).mean(axis=0)
+        zero = _of_predicting_zero(self.task)
+        return nodes.mean(excess) / 2 + zero + self.control * (infinite_risk(heads, self.task) - zero)
+
+
+class HeadsAtInfinity(AbstractGaussianRisk):
+    """Several softmax and linear heads on an infinite prompt: a formula."""
+
+    task: LinearRegression
+    reason: str = eqx.field(static=True)
+
+    @property
+    def method(self) -> str:
+        return "closed form"
+
+    def of_layer(self, layer):
+        return infinite_risk(parts_of(layer, self.task)[0], self.task)[None]
+
+
+def _of_predicting_zero(task: LinearRegression) -> Float[Array, ""]:
+    return task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
+
+
+def infinite_risk(heads: list[Blocks], task: LinearRegression) -> Float[Array, ""]:
+    r"""$R_\infty$ of a sum of heads, which predicts $\sum_hG_h(W)\,x$: moments of a Gaussian matrix, pair by pair."""
+    Sigma, Omega, S, rho2 = task.Sigma, task.Omega, task.query_Sigma, task.rho2
+
+    def product(one: Blocks, other: Blocks) -> Float[Array, ""]:
+        """E⟨G x, G'x⟩."""
+        K, RR = one.C @ S @ other.C.T, one.R.T @ other.R
+        even = jnp.sum((mean(one) @ S) * mean(other)) + rho2 * (jnp.sum(K * RR.T) + jnp.trace(K) * jnp.trace(RR))
+        odd = jnp.trace(K) * jnp.sum((one.P @ Sigma @ Omega @ Sigma) * other.P)
+        odd += jnp.trace(RR) * jnp.sum((Omega @ Sigma @ one.A @ S) * (Sigma @ other.A))
+        return even + odd + mixed(one, other) + mixed(other, one)
+
+    def mean(one: Blocks) -> Float[Array, "k d"]:
+        return one.P @ Sigma @ one.A + (task.noise + task.tau1) * one.R @ one.C
+
+    def mixed(one: Blocks, other: Blocks) -> Float[Array, ""]:
+        return jnp.sum((one.P @ Sigma @ Omega @ Sigma @ other.A @ S) * (other.R @ one.C))
+
+    squares = sum(product(one, other) for one in heads for other in heads)
+    met = sum(
+        jnp.sum((h.P @ Sigma @ Omega @ S) * h.C) + jnp.trace(h.R) * jnp.sum(Omega * (Sigma @ h.A @ S)) for h in heads
+    )
+    return (squares - 2 * met) / 2 + _of_predicting_zero(task)
