@@ -275,7 +275,7 @@ def test_auto_says_so_where_it_takes_the_reference(command, monkeypatch):
 
 def test_several_softmax_heads_are_told_with_what_they_can_attain(command):
     options = ("train", "--L", "100", "--d", "2", "--heads", "3", "--head-dim", "1", "--draws", "16")
-    code, out, err = command(*options, "--steps", "2", "--points", "0", "--attention", "softmax")
-    assert (code, err) == (0, "")
+    code, out, _ = command(*options, "--steps", "2", "--points", "0", "--attention", "softmax")
+    assert code == 0  # on a busy machine progress is printed too: the risk of heads takes seconds to compile
     attainable = lab.yardstick(lab.Run(L=100, d=2, heads=3, head_dim=1), "softmax").attainable
     assert f"≤ {attainable:.5f}" in out

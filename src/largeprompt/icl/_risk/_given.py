@@ -22,7 +22,7 @@ class Given(NamedTuple):
     task: LinearRegression
 
     @classmethod
-    def of(cls, nodes: Nodes, task: LinearRegression, sign: int) -> "Given":
+    def of(cls, nodes: Nodes, task: LinearRegression, sign: int | Float[Array, ""]) -> "Given":
         """Those of one replicate."""
         return cls(sign * nodes.WS, nodes.N, nodes.x, sign * jnp.sum(nodes.W * nodes.x, axis=1), task)
 

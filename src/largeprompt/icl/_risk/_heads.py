@@ -12,7 +12,8 @@ Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W 
 """
 
 import itertools
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -44,14 +45,14 @@ class Readings(NamedTuple):
     met: Float[Array, "h *s n"]
 
 
-def _of_tokens(heads: list[Blocks], given: Given) -> Readings:
+def _of_tokens(heads: Blocks, given: Given) -> Readings:
     """Given W and x."""
-    scores = [given.scores(head) for head in heads]
-    b = jnp.stack([jnp.stack([read(head, image) for _, image in scores]) for head in heads])
-    diagonal = jnp.stack([b[h, h] for h in range(len(heads))])
+    u, image = jax.vmap(given.scores)(heads)
+    b = over_pairs(read)(heads, image)
+    diagonal = jnp.einsum("hhkn->hkn", b)
     return Readings(
-        jnp.stack([jnp.stack([dot(u, image) for _, image in scores]) for u, _ in scores]),
-        jnp.stack([jnp.stack([given.values(one, other) for other in heads]) for one in heads]),
+        over_pairs(dot)(u, image),
+        over_pairs(given.values)(heads, heads),
         jnp.einsum("hkn,ghkn->hgn", diagonal, b),
         jnp.einsum("hkn,gkn->hgn", diagonal, diagonal),
         jnp.einsum("hgkn,ghkn->hgn", b, b),
@@ -59,14 +60,14 @@ def _of_tokens(heads: list[Blocks], given: Given) -> Readings:
     )
 
 
-def _of_queries(heads: list[Blocks], nodes: Nodes, task: LinearRegression) -> Readings:
+def _of_queries(heads: Blocks, nodes: Nodes, task: LinearRegression) -> Readings:
     """Given x, averaged over W, for heads with P = C = 0."""
-    A, R = jnp.stack([head.A for head in heads]), jnp.stack([head.R for head in heads])
-    u = A @ nodes.x
+    u = heads.A @ nodes.x
     image = task.Sigma @ u
-    RR, hOh = jnp.einsum("hij,gij->hg", R, R)[..., None], jnp.einsum("hin,ij,gjn->hgn", image, task.Omega, image)
-    straight, own = RR * hOh, RR * jnp.stack([hOh[h, h] for h in range(len(heads))])[:, None]
-    met = jnp.trace(R, axis1=1, axis2=2)[:, None] * jnp.einsum("hin,in->hn", image, task.Omega @ nodes.x)
+    RR = jnp.einsum("hij,gij->hg", heads.R, heads.R)[..., None]
+    hOh = jnp.einsum("hin,ij,gjn->hgn", image, task.Omega, image)
+    straight, own = RR * hOh, RR * jnp.einsum("hhn->hn", hOh)[:, None]
+    met = jnp.trace(heads.R, axis1=1, axis2=2)[:, None] * jnp.einsum("hin,in->hn", image, task.Omega @ nodes.x)
     label = (task.tau1 + task.noise) * RR * jnp.ones_like(hOh)
     return Readings(jnp.einsum("hin,gin->hgn", u, image), label, own, straight, straight, met)
 
@@ -107,10 +108,16 @@ def _excess(
     return total
 
 
-def parts_of(layer: AbstractLayer, task: LinearRegression) -> tuple[list[Blocks], list[bool]]:
-    """The blocks of every head, and which heads are softmax attention."""
+def parts_of(layer: AbstractLayer, task: LinearRegression) -> tuple[Blocks, list[bool]]:
+    """The blocks of all heads, stacked, and which heads are softmax attention."""
     heads = cast(tuple[AbstractAttention, ...], heads_of(layer))
-    return [blocks(head, task) for head in heads], [kind_of(head) == "softmax" for head in heads]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *(blocks(head, task) for head in heads))
+    return stacked, [kind_of(head) == "softmax" for head in heads]
+
+
+def over_pairs(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of two heads for all pairs of them: one of them compiled, not as many as there are pairs."""
+    return jax.vmap(jax.vmap(function, in_axes=(None, 0)), in_axes=(0, None))
 
 
 class OverHeads(AbstractOverNodes):
@@ -138,9 +145,9 @@ class OverHeads(AbstractOverNodes):
 
         if self.aligned:
             excess = of(_of_queries(heads, nodes, self.task))
-        else:  # averaged over ±W, along a first axis
-            each = [_of_tokens(heads, Given.of(nodes, self.task, sign)) for sign in (1, -1)]
-            excess = of(jax.tree.map(lambda *parts: jnp.stack(parts, axis=-2), *each)).mean(axis=0)
+        else:  # averaged over ±W, along a last but one axis
+            each = jax.vmap(lambda sign: _of_tokens(heads, Given.of(nodes, self.task, sign)), out_axes=-2)
+            excess = of(each(jnp.array([1.0, -1.0], nodes.x.dtype))).mean(axis=0)
         zero = _of_predicting_zero(self.task)
         return nodes.mean(excess) / 2 + zero + self.control * (infinite_risk(heads, self.task) - zero)
 
@@ -163,7 +170,7 @@ def _of_predicting_zero(task: LinearRegression) -> Float[Array, ""]:
     return task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
 
 
-def infinite_risk(heads: list[Blocks], task: LinearRegression) -> Float[Array, ""]:
+def infinite_risk(heads: Blocks, task: LinearRegression) -> Float[Array, ""]:
     r"""$R_\infty$ of a sum of heads, which predicts $\sum_hG_h(W)\,x$: moments of a Gaussian matrix, pair by pair."""
     Sigma, Omega, S, rho2 = task.Sigma, task.Omega, task.query_Sigma, task.rho2
 
@@ -173,16 +180,16 @@ def infinite_risk(heads: list[Blocks], task: LinearRegression) -> Float[Array, "
         even = jnp.sum((mean(one) @ S) * mean(other)) + rho2 * (jnp.sum(K * RR.T) + jnp.trace(K) * jnp.trace(RR))
         odd = jnp.trace(K) * jnp.sum((one.P @ Sigma @ Omega @ Sigma) * other.P)
         odd += jnp.trace(RR) * jnp.sum((Omega @ Sigma @ one.A @ S) * (Sigma @ other.A))
-        return even + odd + mixed(one, other) + mixed(other, one)
+        # the same for the other order: the sum is over both
+        return even + odd + 2 * jnp.sum((one.P @ Sigma @ Omega @ Sigma @ other.A @ S) * (other.R @ one.C))
 
     def mean(one: Blocks) -> Float[Array, "k d"]:
         return one.P @ Sigma @ one.A + (task.noise + task.tau1) * one.R @ one.C
 
-    def mixed(one: Blocks, other: Blocks) -> Float[Array, ""]:
-        return jnp.sum((one.P @ Sigma @ Omega @ Sigma @ other.A @ S) * (other.R @ one.C))
+    def met(head: Blocks) -> Float[Array, ""]:
+        """E⟨G x, Wx⟩."""
+        labels = jnp.sum((head.P @ Sigma @ Omega @ S) * head.C)
+        return labels + jnp.trace(head.R) * jnp.sum(Omega * (Sigma @ head.A @ S))
 
-    squares = sum(product(one, other) for one in heads for other in heads)
-    met = sum(
-        jnp.sum((h.P @ Sigma @ Omega @ S) * h.C) + jnp.trace(h.R) * jnp.sum(Omega * (Sigma @ h.A @ S)) for h in heads
-    )
-    return (squares - 2 * met) / 2 + _of_predicting_zero(task)
+    squares, crossed = over_pairs(product)(heads, heads).sum(), jax.vmap(met)(heads).sum()
+    return (squares - 2 * crossed) / 2 + _of_predicting_zero(task)
