@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import xarray as xr
 from largeprompt import lab
 from largeprompt._device import DeviceName
 from largeprompt.lab import Interrupted, Progress, Run, Store
-from largeprompt.paper.experiment import Computation
+from largeprompt.paper.experiment import Computation, Needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,40 @@ class Plan:
         cores = f"{self.jobs} core{'s' if self.jobs > 1 else ''}"
         where = f"the GPU and {cores}" if self.device == "gpu" else cores
         return f"{what}: about {lab.duration(self.seconds)} on {where}, {sizes}"
+
+
+def cheapest_first(wanted: Sequence[Sequence[Needed]], seconds: Mapping[Needed, float]) -> tuple[Needed, ...]:
+    """All that is needed, once, in the order that completes soonest what takes least beyond what was made before it."""
+    left, order = list(wanted), dict[Needed, None]()
+    while left:
+        cheapest = min(left, key=lambda needs: sum(seconds.get(need, 0.0) for need in needs if need not in order))
+        left.remove(cheapest)
+        order |= dict.fromkeys(cheapest)
+    return tuple(order)
+
+
+class Followed(Progress):
+    """Passes progress on, and keeps how much of each piece of work is done and which pieces have ended."""
+
+    def __init__(self, progress: Progress | None = None):
+        self._to = progress or Progress()
+        self.done: dict[str, float] = {}
+        self.ended: set[str] = set()
+
+    def start(self, name: str, total: float) -> None:
+        self._to.start(name, total)
+
+    def step(self, name: str, done: float, note: str = "") -> None:
+        self.done[name] = done
+        self._to.step(name, done, note)
+
+    def close(self, name: str, outcome: str = "") -> None:
+        if outcome in ("finished", "found"):
+            self.ended.add(name)
+        self._to.close(name, outcome)
+
+    def warn(self, message: str) -> None:
+        self._to.warn(message)
 
 
 @contextlib.contextmanager
