@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Job:
             raise ValueError(f"jobs is {jobs}; it must be at least 1")
         self.device: DeviceName = resolve_device(device, "cuda")
         self.store = Store(store or self.out / "store")
+        self._begun: dict[Computation, Future[xr.Dataset]] = {}
 
     def _claims(self, figures: tuple[str, ...]) -> tuple[str, ...]:
         """The claims asked for; without any, those about the figures that need nothing else."""
@@ -75,23 +77,29 @@ class Job:
         asked = [need for experiment in self.experiments.values() for need in experiment.needs(self.choice)]
         return tuple(dict.fromkeys([*asked, *([self.errata] if self.errata else [])]))
 
-    def plan(self, progress: Progress | None = None) -> Plan:
+    def plan(self, progress: Progress | None = None, *, begin: bool = False) -> Plan:
         """What is not there yet, and about how long it takes: a few steps of each kind of run are timed.
 
-        Computations come in the order that completes figures soonest, then claims, then the errata.
+        Timing compiles these steps first. With `begin`, and a second core, the first computation begins meanwhile.
         """
         needs = self.needs
         runs = tuple(need for need in needs if isinstance(need, Run))
+        missing = {item: item.seconds for item in needs if isinstance(item, Computation) and self._kept(item) is None}
+        if begin and runs and missing and self.jobs > 1:
+            # before runs are timed, each is taken to last longer than all computations
+            order = self._ordered({**dict.fromkeys(runs, math.inf), **missing})
+            self._begin(next(need for need in order if isinstance(need, Computation) and need in missing))
         expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
-        missing = {item for item in needs if isinstance(item, Computation) and self._kept(item) is None}
-        seconds = dict(each) | {item: item.seconds for item in missing}
-        others = [experiment for experiment in self.experiments.values() if experiment not in self.figures]
-        groups = [[one.needs(self.choice) for one in group] for group in (self.figures, others)]
-        ordered = dict.fromkeys([need for group in groups for need in cheapest_first(group, seconds)] + list(needs))
-        computations = tuple(need for need in ordered if isinstance(need, Computation))
+        computations = tuple(need for need in self._ordered({**each, **missing}) if isinstance(need, Computation))
         to_compute = tuple(item for item in computations if item in missing)
         return Plan(runs, computations, each, to_compute, self.jobs, memory + 4e8, disk, self.device)
+
+    def _ordered(self, seconds: Mapping[Needed, float]) -> tuple[Needed, ...]:
+        """All needs, in the order that completes figures soonest, then what claims need besides, then the errata."""
+        others = [experiment for experiment in self.experiments.values() if experiment not in self.figures]
+        groups = [[one.needs(self.choice) for one in group] for group in (self.figures, others)]
+        return tuple(dict.fromkeys([*(n for group in groups for n in cheapest_first(group, seconds)), *self.needs]))
 
     def datasets(
         self, plan: Plan, progress: Progress | None = None, made: Callable[[str, xr.Dataset], None] | None = None
@@ -147,10 +155,22 @@ class Job:
             return self.store.load(item.key)
         return None
 
+    def _begin(self, item: Computation) -> None:
+        """Compute it in the background."""
+        pool = ThreadPoolExecutor(1, "first")
+        self._begun[item] = pool.submit(self._computed_now, item, Progress())
+        pool.shutdown(wait=False)
+
     def _computed(self, item: Computation, progress: Progress) -> xr.Dataset:
+        begun = self._begun.pop(item, None)
+        if begun is not None:
+            while not begun.done():
+                wait([begun], timeout=0.2)  # in short waits, so that Ctrl-C is heard
+            return begun.result()
         kept = self._kept(item)
-        if kept is not None:
-            return kept
+        return self._computed_now(item, progress) if kept is None else kept
+
+    def _computed_now(self, item: Computation, progress: Progress) -> xr.Dataset:
         began = time.perf_counter()
         data = item.compute(progress)
         return self.store.save(item, data, {"seconds": time.perf_counter() - began})

@@ -19,7 +19,7 @@ _LITTLE = 0.05  # share of the work below which its own pace says less than the 
 
 @dataclasses.dataclass(frozen=True)
 class HowFar:
-    """How far an unfinished job has come: when that was, the share of its work, seconds left, whether it has stopped."""
+    """How far an unfinished job has come: the time, the share of its work, seconds left, whether it has stopped."""
 
     written: str
     share: float

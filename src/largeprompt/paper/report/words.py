@@ -85,11 +85,8 @@ def comparison(entry: dict[str, Any]) -> str:
 def moment(iso: str, seconds: bool = False) -> str:
     """A time of day as one says it."""
     when = datetime.datetime.fromisoformat(iso)
-    return (
-        f"{when.day} {when:%B %Y, %H:%M}"
-        + (f":{when:%S}" if seconds else "")
-        + (f" {when.tzname()}" if when.tzinfo else "")
-    )
+    clock = f"{when:%H:%M:%S}" if seconds else f"{when:%H:%M}"
+    return f"{when.day} {when:%B %Y}, {clock}" + (f" {when.tzname()}" if when.tzinfo else "")
 
 
 def machine_of(said: dict[str, Any]) -> str:
