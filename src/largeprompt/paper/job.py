@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -106,43 +107,57 @@ class Job:
     ) -> dict[str, xr.Dataset]:
         """The dataset of every experiment, and that of the errata under `errata`; an interrupt keeps what is done.
 
-        Training runs in the background, computations meanwhile. `made(key, data)` is called with each dataset as soon
-        as all that it needs is there.
+        Training and computations run in the background. `made(key, data)` is called with each dataset as soon as all
+        that it needs is there.
         """
         progress = Followed(progress)
         results: dict[Needed, xr.Dataset] = {}
         found: dict[str, xr.Dataset] = {}
         needs = {key: set(experiment.needs(self.choice)) for key, experiment in self.experiments.items()}
         needs |= {"errata": {self.errata}} if self.errata else {}
-        running = dict(zip(lab.with_engines(plan.runs), plan.runs, strict=True))
+        running = {named.name: (named, run) for named, run in zip(lab.with_engines(plan.runs), plan.runs, strict=True)}
 
         def look() -> None:
             """Take the results of runs that have ended, and make what is complete."""
-            for run in [run for run in running if run.name in progress.ended]:
-                data = self._kept(run)
+            for name in [name for name in running if name in progress.ended]:
+                named, run = running[name]
+                data = self._kept(named)
                 if data is not None:
-                    results[running.pop(run)] = data
+                    results[run] = data
+                    del running[name]
             for key in [key for key, parts in needs.items() if parts <= results.keys()]:
                 del needs[key]
                 found[key] = self._dataset(key, results)
                 if made is not None:
                     made(key, found[key])
 
-        with training_of(plan, self.store, progress) as training:
-            with progress.task("computing", max(sum(item.seconds for item in plan.to_compute), 1e-9)) as advance:
-                for i, item in enumerate(plan.computations, 1):
+        with training_of(plan, self.store, progress) as training, self._computing(plan, progress) as computing:
+            to_compute, left, number = set(plan.to_compute), set(computing), itertools.count(1)
+            with progress.task("computing", max(sum(item.seconds for item in to_compute), 1e-9)) as advance:
+                while left:
                     if training.done():
                         training.result()  # raises what a run has raised
-                    new = item in plan.to_compute
-                    results[item] = self._computed(item, progress)
-                    advance(item.seconds if new else 0.0, f"{i} of {len(plan.computations)}")
+                    done, left = wait(left, 0.2, FIRST_COMPLETED)  # in short waits, so that Ctrl-C is heard
+                    for future in done:
+                        item = computing[future]
+                        results[item] = future.result()
+                        advance(item.seconds if item in to_compute else 0.0, f"{next(number)} of {len(computing)}")
                     look()
             while not training.done():
-                wait([training], timeout=0.2)  # in short waits, so that Ctrl-C is heard
+                wait([training], 0.2)
                 look()
-            results |= zip(plan.runs, training.result(), strict=True)
+            results.update(zip(plan.runs, training.result(), strict=True))
             look()
         return {key: found[key] for key in (*self.experiments, *(["errata"] if self.errata else []))}
+
+    @contextlib.contextmanager
+    def _computing(self, plan: Plan, progress: Progress) -> Iterator[dict[Future[xr.Dataset], Computation]]:
+        """The computations of a plan in the background of a block; at its end those under way are left to end alone."""
+        pool = ThreadPoolExecutor(plan.at_once, "computing")
+        try:
+            yield {pool.submit(self._computed, item, progress): item for item in plan.computations}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _dataset(self, key: str, results: Mapping[Needed, xr.Dataset]) -> xr.Dataset:
         if self.errata and key == "errata":
@@ -164,8 +179,6 @@ class Job:
     def _computed(self, item: Computation, progress: Progress) -> xr.Dataset:
         begun = self._begun.pop(item, None)
         if begun is not None:
-            while not begun.done():
-                wait([begun], timeout=0.2)  # in short waits, so that Ctrl-C is heard
             return begun.result()
         kept = self._kept(item)
         return self._computed_now(item, progress) if kept is None else kept

@@ -29,10 +29,16 @@ class Plan:
     device: DeviceName = "cpu"
 
     @property
+    def at_once(self) -> int:
+        """How many computations go on at once: each compiles on several cores by itself."""
+        return min(self.jobs, 2)
+
+    @property
     def seconds(self) -> float:
         """About how long it takes: the work shared out over the cores, but at least its longest part."""
-        training, computing = sum(self.seconds_of_run.values()), sum(item.seconds for item in self.to_compute)
-        longest = max([*self.seconds_of_run.values(), computing, 0.0])
+        training, each = sum(self.seconds_of_run.values()), [item.seconds for item in self.to_compute]
+        computing = sum(each)
+        longest = max([*self.seconds_of_run.values(), *each, computing / self.at_once])
         if self.device == "gpu":  # runs side by side there, computations here
             return longest
         return max((training + computing) / self.jobs, longest)
