@@ -53,7 +53,7 @@ def write_unfinished(
     values = _values(made, by_key)
     shown = {figure["key"]: figure for figure in values["figures"]}
     values["figures"] = [shown.get(key) or _pending_figure(made, figure) for key, figure in by_key.items()]
-    values["facts"] = {{"Took": "So far"}.get(name, name): value for name, value in values["facts"].items()}
+    del values["facts"]["Computed"]  # which counts all that is needed
     there = {"figures": len(shown), "claims": sum(claim["verdict"] != PENDING for claim in values["claims"])}
     stage = {**dataclasses.asdict(how_far), "there": there, "errata": errata, "time_left": duration(how_far.left)}
     scripts = ("report.js",) if how_far.stopped else ("report.js", "unfinished.js")
@@ -80,7 +80,7 @@ def _values(made: Reproduction, figures: Mapping[str, Experiment]) -> dict[str, 
     facts = {
         "Not the paper's": words.conventions_of(run["settings"]),
         "Began": words.moment(run["began"]),
-        "Took": duration(run["seconds"]),
+        "Took" if run.get("finished", True) else "So far": duration(run["seconds"]),
         "Computed": "; ".join(work),
         "Machine": words.machine_of(run["machine"]),
         "Expected": run.get("cost", ""),
