@@ -252,9 +252,10 @@ class Job:
                 drawn = {key: self._stamped(key, datasets) for key in account["figures"] if key in datasets}
                 return Reproduction(self.out, plain(account), plain(self.ledger(datasets)), drawn)
 
-            def draw(key: str, data: xr.Dataset) -> None:
+            def draw(key: str, data: xr.Dataset) -> bool:
                 if key in keys:
                     files[key] = self._draw(key, self._stamped(key, {key: data}))
+                return key in keys
 
             def show(datasets: Mapping[str, xr.Dataset], how_far: HowFar) -> None:
                 report.write_unfinished(so_far(datasets), how_far, self.figures, errata=self.errata is not None)

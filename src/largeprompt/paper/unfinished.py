@@ -30,15 +30,15 @@ class HowFar:
 class Writer:
     """Draws each figure whose dataset comes, and writes the page of what is there, in a thread of its own.
 
-    `draw(key, data)` writes the files of a figure, or does nothing for what is not drawn; `write(datasets, how_far)`
-    writes the page. What they raise is raised by `add`, or where `running` ends.
+    `draw(key, data)` writes the files of a figure and says whether it is one; `write(datasets, how_far)` writes the
+    page. What they raise is raised by `add`, or where `running` ends.
     """
 
     def __init__(
         self,
         plan: Plan,
         followed: Followed,
-        draw: Callable[[str, xr.Dataset], Any],
+        draw: Callable[[str, xr.Dataset], bool],
         write: Callable[[dict[str, xr.Dataset], HowFar], Any],
     ):
         self._plan, self._followed, self._draw, self._write = plan, followed, draw, write
@@ -83,9 +83,10 @@ class Writer:
                     continue
                 if come is None or self._stopped:
                     break
-                self._draw(*come)
+                drawn = self._draw(*come)
                 datasets[come[0]] = come[1]
-                self._write(datasets, self._how_far())
+                if drawn or self._come.empty():  # else with what comes next
+                    self._write(datasets, self._how_far())
             if self._stopped:
                 self._write(datasets, self._how_far())
         except BaseException as error:  # for the thread that waits for this one
