@@ -280,7 +280,11 @@ def test_two_jobs_do_not_write_into_one_folder(stand_ins, tmp_path):
     with claimed(tmp_path / "job.lock") as alone:
         assert alone
         assert_refused(lambda: job.figure("9", SMOKE, tmp_path), "is being written by another process")
+    left = tmp_path / "figures" / ".figure-9-abc.svg"
+    left.parent.mkdir()
+    left.write_text("of a job that was killed")
     job.figure("9", SMOKE, tmp_path)
+    assert not left.exists()
 
 
 def test_figures_and_ledger_say_which_choice_they_belong_to(stand_ins, tmp_path):

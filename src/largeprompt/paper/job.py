@@ -92,7 +92,9 @@ class Job:
             self._begin(next(need for need in order if isinstance(need, Computation) and need in missing))
         expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
-        computations = tuple(need for need in self._ordered({**each, **missing}) if isinstance(need, Computation))
+        ordered = self._ordered({**each, **missing})
+        runs = tuple(need for need in ordered if isinstance(need, Run))
+        computations = tuple(need for need in ordered if isinstance(need, Computation))
         to_compute = tuple(item for item in computations if item in missing)
         return Plan(runs, computations, each, to_compute, self.jobs, memory + 4e8, disk, self.device)
 
@@ -195,6 +197,9 @@ class Job:
         with lab.claimed(self.out / "job.lock") as alone:
             if not alone:
                 raise ValueError(f"{self.out} is being written by another process; wait for it, or give another --out")
+            for name in ("figures/.figure-*", "report/.index-*"):  # half-written by a job that was killed
+                for left in self.out.glob(name):
+                    left.unlink(missing_ok=True)
             yield
 
     def ledger(self, datasets: Mapping[str, xr.Dataset]) -> dict[str, Any]:

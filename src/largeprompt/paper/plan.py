@@ -58,12 +58,15 @@ class Plan:
 
 
 def cheapest_first(wanted: Sequence[Sequence[Needed]], seconds: Mapping[Needed, float]) -> tuple[Needed, ...]:
-    """All that is needed, once, in the order that completes soonest what takes least beyond what was made before it."""
+    """All that is needed, once, in the order that completes soonest what takes least beyond what was made before it.
+
+    What one of them needs comes longest first: then little is waited for at the end.
+    """
     left, order = list(wanted), dict[Needed, None]()
     while left:
         cheapest = min(left, key=lambda needs: sum(seconds.get(need, 0.0) for need in needs if need not in order))
         left.remove(cheapest)
-        order |= dict.fromkeys(cheapest)
+        order |= dict.fromkeys(sorted(cheapest, key=lambda need: -seconds.get(need, 0.0)))
     return tuple(order)
 
 
@@ -95,7 +98,7 @@ class Followed(Progress):
 def training_of(plan: Plan, store: Store, progress: Progress) -> Iterator[Future[list[xr.Dataset]]]:
     """The runs of a plan, trained in the background of a block; at its end those under way keep a checkpoint."""
     stop = threading.Event()
-    options: Any = {"jobs": plan.jobs, "seconds": plan.seconds_of_run, "device": plan.device}
+    options: Any = {"jobs": plan.jobs, "seconds": plan.seconds_of_run, "device": plan.device, "in_order": True}
 
     def train() -> list[xr.Dataset]:
         return lab.sweep(plan.runs, store, progress=progress, stop=stop, **options) if plan.runs else []
