@@ -72,10 +72,11 @@ def test_a_sweep_gives_the_results_of_its_runs_in_their_order(store):
     assert all(one.identical(other) for one, other in zip(found, again, strict=True))
 
 
-def test_the_longest_runs_come_first(store):
-    progress = Listening()
-    lab.sweep(RUNS, store, jobs=1, progress=progress, seconds={run: run.weight_seed % 4 for run in RUNS})
-    assert progress.ends == [3, 2, 1, 5, 0, 4]
+@pytest.mark.parametrize(("in_order", "ends"), [(False, [3, 2, 1, 5, 0, 4]), (True, [0, 1, 2, 3, 4, 5])])
+def test_the_longest_runs_come_first_or_the_first_that_were_given(in_order, ends, store):
+    progress, seconds = Listening(), {run: run.weight_seed % 4 for run in RUNS}
+    lab.sweep(RUNS, store, jobs=1, progress=progress, seconds=seconds, in_order=in_order)
+    assert progress.ends == ends
 
 
 def test_runs_with_a_checkpoint_come_before_all_others(store):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import threading
+import time
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -9,11 +12,13 @@ import pytest
 import xarray as xr
 
 from largeprompt.lab import Interrupted, Progress, Record, Run, claimed
-from largeprompt.paper import Choice, Conventions, Job, job, kept_choice
+from largeprompt.paper import Choice, Conventions, Job, job, kept_choice, report
 from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.claims import Check, Finding, claim
 from largeprompt.paper.experiment import Computation, Experiment, Measurement
 from largeprompt.paper.files import plain
+from largeprompt.paper.plan import cheapest_first
+from largeprompt.paper.reproduction import read as read_back
 from refusals import assert_refused
 
 
@@ -22,6 +27,7 @@ class Squares(Computation):
     upto: int
     made: ClassVar[list[int]] = []
     breaks_at: ClassVar[int | None] = None
+    before: ClassVar[dict[int, Callable[[], None]]] = {}
 
     @property
     def title(self):
@@ -32,6 +38,7 @@ class Squares(Computation):
         return 0.1
 
     def _compute(self, progress):
+        Squares.before.get(self.upto, lambda: None)()
         if self.upto == Squares.breaks_at:
             raise KeyboardInterrupt
         Squares.made.append(self.upto)
@@ -78,6 +85,7 @@ def _claim(key, size):
     return small
 
 
+PAGES = report.write, report.write_unfinished
 CLAIMS = {"C1": _claim("C1", 4), "C2": _claim("C2", 7)}
 SMOKE, NINE = Choice("smoke"), Choice("smoke", figures=("9",))
 
@@ -87,8 +95,10 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(job, "FIGURES", STAND_INS)
     monkeypatch.setattr(job, "CLAIMS", CLAIMS)
     monkeypatch.setattr("largeprompt.paper.report.write", lambda made: [])
+    monkeypatch.setattr("largeprompt.paper.report.write_unfinished", lambda *_, **__: None)
     monkeypatch.setattr(Squares, "made", [])
     monkeypatch.setattr(Squares, "breaks_at", None)
+    monkeypatch.setattr(Squares, "before", {})
 
 
 def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, tmp_path):
@@ -133,13 +143,108 @@ def test_a_damaged_or_foreign_file_is_computed_again(stand_ins, tmp_path):
 def test_an_interrupt_keeps_what_is_done_and_the_job_goes_on(stand_ins, tmp_path):
     Squares.breaks_at = 6
     with pytest.raises(Interrupted):
-        job.reproduce(Choice("smoke", figures=("1a", "9")), tmp_path)
+        job.reproduce(Choice("smoke", figures=("1a", "9")), tmp_path, jobs=1)
     assert Squares.made == [3, 4]
     assert not json.loads((tmp_path / "run.json").read_text())["finished"]
     Squares.breaks_at = None
     made = job.reproduce(kept_choice(tmp_path)[0], tmp_path)
     assert Squares.made == [3, 4, 6]
     assert set(made.datasets) == {"1a", "9"}
+
+
+@pytest.fixture
+def pages(stand_ins, monkeypatch, tmp_path):
+    """Reports are written; with a function that waits for a text in the page, and gives the page."""
+    write, write_unfinished = PAGES
+    monkeypatch.setattr("largeprompt.paper.report.write", lambda made: write(made, STAND_INS))
+    monkeypatch.setattr("largeprompt.paper.report.write_unfinished", write_unfinished)
+    page = tmp_path / "report" / "index.html"
+
+    def wait_for(text):
+        for _ in range(600):
+            if page.exists() and text in (found := page.read_text("utf-8")):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"no {text} in the page")
+
+    return wait_for
+
+
+def test_a_stopped_job_leaves_a_page_of_what_is_done_and_what_is_pending(pages, tmp_path):
+    Squares.before[6] = lambda: pages('data-figure="1a"') and None
+    Squares.breaks_at = 6
+    with pytest.raises(Interrupted):
+        job.reproduce(Choice("smoke", figures=("1a", "9")), tmp_path)
+    page = pages("Stopped before the end.")
+    assert "1 of 2 figures and 1 of 1 claim are here" in page
+    assert '<article id="figure-9" class="figure pending"' in page
+    assert f"<code>largeprompt reproduce --preset smoke --figures 1a,9 --out {tmp_path}</code>" in page
+    assert "location.reload" not in page
+    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"figure-1a.svg", "figure-1a.nc"}
+    with pytest.raises(ValueError, match="is of a job that is not finished; `largeprompt reproduce --resume"):
+        job.write_report(tmp_path)
+
+
+def test_the_page_fills_as_the_job_goes_on_and_is_never_half_written(pages, tmp_path):
+    seen, over, page = [], threading.Event(), tmp_path / "report" / "index.html"
+
+    def read():
+        while not over.is_set():
+            if page.exists():
+                seen.append(page.read_text("utf-8"))
+            time.sleep(0.01)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    Squares.before[3] = lambda: pages("0 of 2 figures and 0 of 2 claims are here") and None
+    Squares.before[6] = lambda: pages("1 of 2 figures and ") and None
+    Squares.before[7] = lambda: pages("2 of 2 figures and 1 of 2 claims are here") and None
+    try:
+        made = Job(Choice("smoke", figures=("1a", "9"), claims=("C1", "C2")), tmp_path, jobs=1)
+        files = made.reproduce(made.plan()).files
+    finally:
+        over.set()
+        reader.join()
+    assert all(text.endswith("</html>\n") for text in seen)
+    assert page in files
+    finished = page.read_text("utf-8")
+    assert "location.reload" not in finished
+    assert 'class="unfinished"' not in finished
+    assert finished == PAGES[0](read_back(tmp_path, STAND_INS), STAND_INS)[0].read_text("utf-8")
+
+
+def test_a_picture_that_cannot_be_written_ends_the_job(stand_ins, tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(job, "write", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        job.reproduce(NINE, tmp_path)
+
+
+def test_what_completes_a_figure_at_the_least_cost_comes_first():
+    costs = {Squares(n): float(n) for n in range(1, 10)}
+    wanted = [(Squares(9),), (Squares(5), Squares(2)), (Squares(5), Squares(3)), (Squares(8),)]
+    # once 5 and 2 are there, 3 completes the third, and is cheaper than 8
+    assert [item.upto for item in cheapest_first(wanted, costs)] == [5, 2, 3, 8, 9]
+    assert [item.upto for item in cheapest_first(wanted, {})] == [9, 5, 2, 3, 8]
+
+
+def test_the_first_computation_begins_while_runs_are_timed_and_is_made_once(stand_ins, tmp_path):
+    work = Job(Choice("smoke", figures=("9",)), tmp_path, jobs=2)
+    begun = threading.Event()
+    Squares.before[3] = begun.set
+    plan = work.plan(begin=True)
+    assert begun.wait(30)
+    assert "2 computations: about " in plan.sentence
+    work.reproduce(plan)
+    assert sorted(Squares.made) == [3, 6]
+
+
+@pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])
+def test_computations_that_go_on_at_once_have_names_of_their_own(preset, tmp_path):
+    titles = [need.title for need in Job(Choice(preset), tmp_path).needs if isinstance(need, Computation)]
+    assert len(set(titles)) == len(titles)
 
 
 def test_the_cost_is_said_before_and_counts_what_is_there(stand_ins, tmp_path):
@@ -175,7 +280,11 @@ def test_two_jobs_do_not_write_into_one_folder(stand_ins, tmp_path):
     with claimed(tmp_path / "job.lock") as alone:
         assert alone
         assert_refused(lambda: job.figure("9", SMOKE, tmp_path), "is being written by another process")
+    left = tmp_path / "figures" / ".figure-9-abc.svg"
+    left.parent.mkdir()
+    left.write_text("of a job that was killed")
     job.figure("9", SMOKE, tmp_path)
+    assert not left.exists()
 
 
 def test_figures_and_ledger_say_which_choice_they_belong_to(stand_ins, tmp_path):

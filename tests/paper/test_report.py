@@ -1,6 +1,8 @@
 """The report, as text and in a real browser."""
 
 import contextlib
+import dataclasses
+import datetime
 import json
 from collections.abc import Iterator
 
@@ -9,8 +11,10 @@ import pytest
 import xarray as xr
 
 from largeprompt.paper import report
+from largeprompt.paper.claims import PENDING
 from largeprompt.paper.report.words import check, number, prose
 from largeprompt.paper.reproduction import read
+from largeprompt.paper.unfinished import HowFar
 from report_catalogue import CHOICE, FIGURES, GAP, LENGTHS, NASTY, RISK, reproduction
 
 
@@ -349,6 +353,74 @@ def test_parts_made_with_other_settings_are_refused_in_a_line(tmp_path):
     del run["choice"]
     (folder / "run.json").write_text(json.dumps(run))
     assert len(write(folder)) == 2
+
+
+def write_unfinished(folder, keys=("1a",), stopped=False):
+    """The page of a job that has made these figures, and has judged all claims but C1."""
+    made = read(folder, FIGURES)
+    claims = [claim | ({"verdict": PENDING} if claim["key"] == "C1" else {}) for claim in made.ledger["claims"]]
+    so_far = dataclasses.replace(
+        made, ledger={**made.ledger, "claims": claims, "errata": []}, datasets={key: made.datasets[key] for key in keys}
+    )
+    how_far = HowFar(datetime.datetime.now(datetime.UTC).isoformat(), 0.4, 150.0, stopped)
+    return report.write_unfinished(so_far, how_far, list(FIGURES.values()), errata=True)
+
+
+def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_finished(browser, tmp_path):
+    folder = reproduction(tmp_path / "results")
+    context = browser.new_context(viewport={"width": 1280, "height": 700})
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.clock.install()
+    page.goto(write_unfinished(folder, keys=()).as_uri())
+    assert page.locator("#figures article.pending").count() == len(FIGURES)
+    text = page.locator(".unfinished").inner_text()
+    assert "Unfinished. 0 of 2 figures and 3 of 4 claims are here; the others are grey. About 2 min 30 s left." in text
+    assert "largeprompt reproduce --preset quick" in text
+    grey, ink = (
+        page.locator(f"#claim-{key} td.statement").evaluate("it => getComputedStyle(it).color") for key in ("C1", "C10")
+    )
+    assert grey != ink
+    page.locator(".filters").get_by_role("button", name=PENDING).click()
+    assert keys(page) == ["C1"]
+    page.locator(".filters").get_by_role("button", name="all").click()
+    page.locator("#claim-C10 button.key").click()
+    page.evaluate(
+        "() => { document.getElementById('claim-C10').scrollIntoView({behavior: 'instant'}); window.same = true; }"
+    )
+    place = "() => document.getElementById('claim-C10').getBoundingClientRect().top"
+    top = page.evaluate(place)
+
+    write_unfinished(folder)  # a figure more, above what is in sight
+    page.clock.fast_forward(12_000)
+    page.wait_for_selector("#figure-1a[data-drawn]")
+    page.wait_for_function(f"() => Math.abs(({place})() - {top}) < 3")
+    assert page.evaluate("() => window.same") is None
+    assert page.locator("#claim-C10 .details").is_visible()
+    assert page.locator("#errata.pending").count() == 1
+
+    page.evaluate("() => { window.same = true; }")
+    write(folder)
+    page.clock.fast_forward(12_000)
+    page.wait_for_selector("#figure-9[data-drawn]")
+    assert page.locator(".unfinished, .pending").count() == 0
+    page.evaluate("() => { window.same = true; }")
+    page.clock.fast_forward(60_000)
+    assert page.evaluate("() => window.same")
+    assert complaints == []
+    context.close()
+
+
+def test_only_the_page_of_a_running_job_loads_itself_again(tmp_path):
+    folder = reproduction(tmp_path / "results")
+    running = write_unfinished(folder).read_text("utf-8")
+    stopped = write_unfinished(folder, stopped=True).read_text("utf-8")
+    finished = write(folder)[0].read_text("utf-8")
+    assert [text.count("location.reload") for text in (running, stopped, finished)] == [1, 0, 0]
+    assert "Stopped before the end.</b> 1 of 2 figures and 3 of 4 claims are here" in stopped
+    for trace in ("unfinished", PENDING):
+        assert trace not in finished.partition("<script type")[0]  # Plotly's own words do not count
 
 
 def test_numbers_are_said_as_one_reads_them():

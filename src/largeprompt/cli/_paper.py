@@ -64,13 +64,13 @@ def reproduce(
         if as_json:
             print_json([], {"estimate": {"seconds": plan.seconds, "sentence": plan.sentence}})
         return
-    with _in_view(out, as_json) as view:
+    page = out / "report" / "index.html"
+    with _in_view(out, as_json, f"; the report fills as it goes: {page}") as view:
         made = job.reproduce(plan, view)
     if as_json:
         print_json(list(made.files), {"run": made.account, "ledger": made.ledger})
         return
     show(ledger_table(made.ledger), width=110)
-    page = made.folder / "report" / "index.html"
     screen.print(f"{lab.duration(made.account['seconds'])} in all; the report: {page}", soft_wrap=True)
 
 
@@ -172,7 +172,7 @@ def _planned(job: "Job", quiet: bool, out: Path | None) -> "Plan":
         writable_folder(out, "--out", folders=("figures", "report"))
         job.store.check_writable()
     with View() as view:
-        plan = job.plan(view)
+        plan = job.plan(view, begin=out is not None)
     if not quiet:
         screen.print(f"{job.choice.preset}: {plan.sentence}", highlight=False, soft_wrap=True)
         if job.out_of_reach:
@@ -183,8 +183,8 @@ def _planned(job: "Job", quiet: bool, out: Path | None) -> "Plan":
     return plan
 
 
-def _in_view(out: Path, quiet: bool) -> Any:
+def _in_view(out: Path, quiet: bool, more: str = "") -> Any:
     if not quiet:
-        line = f"into {out}; Ctrl-C keeps what is done, and the same command goes on"
+        line = f"into {out}; Ctrl-C keeps what is done, and the same command goes on{more}"
         errors.print(line, style="dim", highlight=False, soft_wrap=True)
     return interruptible(View(), lambda: f"what is done is kept in {out}")

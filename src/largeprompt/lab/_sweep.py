@@ -35,19 +35,21 @@ def sweep(
     seconds: Mapping[Run, float] | None = None,
     stop: threading.Event | None = None,
     device: Device = "cpu",
+    in_order: bool = False,
 ) -> list[xr.Dataset]:
     """The results of many runs, `jobs` at a time: first those with a checkpoint, then those with the most `seconds`.
 
-    On a GPU, where `device` resolves to one, all runs that the compiled loops apply to go side by side. Runs
-    that are in the store are not run again. Several processes given the same runs share them. An interrupt
-    (Ctrl-C), or `stop` set by another thread, makes every run save a checkpoint and raises `Interrupted`; so does the
-    failure of one run.
+    `in_order` takes the latter in the order given instead. On a GPU, where `device` resolves to one, all runs that the
+    compiled loops apply to go side by side. Runs that are in the store are not run again. Several processes given the
+    same runs share them. An interrupt (Ctrl-C), or `stop` set by another thread, makes every run save a checkpoint and
+    raises `Interrupted`; so does the failure of one run.
     """
     store, progress, stop = store or store_at(), progress or Progress(), stop or threading.Event()
     where = resolve_device(device, "cuda")
     expected, resolved = seconds or {}, with_engines(runs)
     begun = store.begun_of([run.key for run in resolved])
-    order = sorted(range(len(runs)), key=lambda i: (resolved[i].key not in begun, -expected.get(runs[i], 0.0)))
+    last = {run: 0.0 if in_order else -expected.get(run, 0.0) for run in runs}
+    order = sorted(range(len(runs)), key=lambda i: (resolved[i].key not in begun, last[runs[i]]))
     amounts = {
         named.name: float(run.steps) if seconds is None else expected.get(run, 0.0)
         for run, named in zip(runs, resolved, strict=True)

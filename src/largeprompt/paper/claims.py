@@ -29,6 +29,7 @@ from largeprompt.paper.experiment import Experiment, Needed
 
 Verdict = Literal["holds", "holds within error", "not settled at this preset", "does not hold"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds within error", "not settled at this preset", "does not hold")
+PENDING = "pending"  # in place of a verdict, while a job is unfinished
 ERRORS = 3.0  # standard errors that decide
 RULE = (
     "A claim comes down to checks. A check holds a measured number with its standard error against a target: greater, "
@@ -135,17 +136,28 @@ class Claim:
         """Its line of the ledger, as plain data; the checks that decide come first."""
         finding = self.judge(*(datasets[experiment.key] for experiment in self.of))
         worst_first = sorted(finding.checks, key=lambda check: -VERDICTS.index(check.verdict))
+        checks = [_plain(check) | {"verdict": check.verdict} for check in worst_first]
+        return self._line(finding.verdict, finding.room, finding.remark, checks)
+
+    @property
+    def pending(self) -> dict[str, Any]:
+        """Its line of the ledger before what it needs is there."""
+        return self._line(PENDING)
+
+    def _line(
+        self, verdict: str, room: float | None = None, remark: str = "", checks: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
         return {
             "key": self.key,
             "place": self.place,
             "role": self.role,
-            "room": finding.room,
+            "room": room,
             "statement": self.statement,
             "measured": self.measured,
-            "verdict": finding.verdict,
-            "remark": finding.remark,
+            "verdict": verdict,
+            "remark": remark,
             "figures": list(self.figures),
-            "checks": [_plain(check) | {"verdict": check.verdict} for check in worst_first],
+            "checks": list(checks),
         }
 
 
@@ -205,7 +217,7 @@ def counted(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for name, roles in _GROUPS.items():
         found = [entry["verdict"] for entry in entries if entry["role"] in roles]
-        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in found)
+        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in (*VERDICTS, PENDING) if verdict in found)
         lines += [f"{len(found)} {name}: {counts}"] if found else []
     return lines
 

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from largeprompt.paper.experiment import Computation, Experiment, Needed
 from largeprompt.paper.experiments import CLAIMS, FIGURES, settings
 from largeprompt.paper.files import plain, read_json, write, write_json
 from largeprompt.paper.machine import machine, versions
-from largeprompt.paper.plan import Plan, training_of
+from largeprompt.paper.plan import Followed, Plan, cheapest_first, training_of
 from largeprompt.paper.reproduction import LEDGER, RUN, Reproduction, read
+from largeprompt.paper.unfinished import HowFar, Writer
 
 
 class Job:
@@ -51,6 +54,7 @@ class Job:
             raise ValueError(f"jobs is {jobs}; it must be at least 1")
         self.device: DeviceName = resolve_device(device, "cuda")
         self.store = Store(store or self.out / "store")
+        self._begun: dict[Computation, Future[xr.Dataset]] = {}
 
     def _claims(self, figures: tuple[str, ...]) -> tuple[str, ...]:
         """The claims asked for; without any, those about the figures that need nothing else."""
@@ -74,47 +78,114 @@ class Job:
         asked = [need for experiment in self.experiments.values() for need in experiment.needs(self.choice)]
         return tuple(dict.fromkeys([*asked, *([self.errata] if self.errata else [])]))
 
-    def plan(self, progress: Progress | None = None) -> Plan:
-        """What is not there yet, and about how long it takes: a few steps of each kind of run are timed."""
+    def plan(self, progress: Progress | None = None, *, begin: bool = False) -> Plan:
+        """What is not there yet, and about how long it takes: a few steps of each kind of run are timed.
+
+        Timing compiles these steps first. With `begin`, and a second core, the first computation begins meanwhile.
+        """
         needs = self.needs
         runs = tuple(need for need in needs if isinstance(need, Run))
-        computations = tuple(need for need in needs if isinstance(need, Computation))
+        missing = {item: item.seconds for item in needs if isinstance(item, Computation) and self._kept(item) is None}
+        if begin and runs and missing and self.jobs > 1:
+            # before runs are timed, each is taken to last longer than all computations
+            order = self._ordered({**dict.fromkeys(runs, math.inf), **missing})
+            self._begin(next(need for need in order if isinstance(need, Computation) and need in missing))
         expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
-        to_compute = tuple(item for item in computations if self._kept(item) is None)
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
+        ordered = self._ordered({**each, **missing})
+        runs = tuple(need for need in ordered if isinstance(need, Run))
+        computations = tuple(need for need in ordered if isinstance(need, Computation))
+        to_compute = tuple(item for item in computations if item in missing)
         return Plan(runs, computations, each, to_compute, self.jobs, memory + 4e8, disk, self.device)
 
-    def datasets(self, plan: Plan, progress: Progress | None = None) -> dict[str, xr.Dataset]:
+    def _ordered(self, seconds: Mapping[Needed, float]) -> tuple[Needed, ...]:
+        """All needs, in the order that completes figures soonest, then what claims need besides, then the errata."""
+        others = [experiment for experiment in self.experiments.values() if experiment not in self.figures]
+        groups = [[one.needs(self.choice) for one in group] for group in (self.figures, others)]
+        return tuple(dict.fromkeys([*(n for group in groups for n in cheapest_first(group, seconds)), *self.needs]))
+
+    def datasets(
+        self, plan: Plan, progress: Progress | None = None, made: Callable[[str, xr.Dataset], None] | None = None
+    ) -> dict[str, xr.Dataset]:
         """The dataset of every experiment, and that of the errata under `errata`; an interrupt keeps what is done.
 
-        Training runs in the background, computations meanwhile.
+        Training and computations run in the background. `made(key, data)` is called with each dataset as soon as all
+        that it needs is there.
         """
-        progress = progress or Progress()
+        progress = Followed(progress)
         results: dict[Needed, xr.Dataset] = {}
-        with training_of(plan, self.store, progress) as training:
-            with progress.task("computing", max(sum(item.seconds for item in plan.to_compute), 1e-9)) as advance:
-                for i, item in enumerate(plan.computations, 1):
+        found: dict[str, xr.Dataset] = {}
+        needs = {key: set(experiment.needs(self.choice)) for key, experiment in self.experiments.items()}
+        needs |= {"errata": {self.errata}} if self.errata else {}
+        running = {named.name: (named, run) for named, run in zip(lab.with_engines(plan.runs), plan.runs, strict=True)}
+
+        def look() -> None:
+            """Take the results of runs that have ended, and make what is complete."""
+            for name in [name for name in running if name in progress.ended]:
+                named, run = running[name]
+                data = self._kept(named)
+                if data is not None:
+                    results[run] = data
+                    del running[name]
+            for key in [key for key, parts in needs.items() if parts <= results.keys()]:
+                del needs[key]
+                found[key] = self._dataset(key, results)
+                if made is not None:
+                    made(key, found[key])
+
+        with training_of(plan, self.store, progress) as training, self._computing(plan, progress) as computing:
+            to_compute, left, number = set(plan.to_compute), set(computing), itertools.count(1)
+            with progress.task("computing", max(sum(item.seconds for item in to_compute), 1e-9)) as advance:
+                while left:
                     if training.done():
                         training.result()  # raises what a run has raised
-                    new = item in plan.to_compute
-                    results[item] = self._computed(item, progress)
-                    advance(item.seconds if new else 0.0, f"{i} of {len(plan.computations)}")
+                    done, left = wait(left, 0.2, FIRST_COMPLETED)  # in short waits, so that Ctrl-C is heard
+                    for future in done:
+                        item = computing[future]
+                        results[item] = future.result()
+                        advance(item.seconds if item in to_compute else 0.0, f"{next(number)} of {len(computing)}")
+                    look()
             while not training.done():
-                wait([training], timeout=0.2)  # in short waits, so that Ctrl-C is heard
-            results |= zip(plan.runs, training.result(), strict=True)
-        found = {key: experiment.dataset(self.choice, results) for key, experiment in self.experiments.items()}
-        return found | ({"errata": results[self.errata]} if self.errata else {})
+                wait([training], 0.2)
+                look()
+            results.update(zip(plan.runs, training.result(), strict=True))
+            look()
+        return {key: found[key] for key in (*self.experiments, *(["errata"] if self.errata else []))}
 
-    def _kept(self, item: Computation) -> xr.Dataset | None:
-        """A computation in the store; None also where it is damaged, for then it is computed again."""
+    @contextlib.contextmanager
+    def _computing(self, plan: Plan, progress: Progress) -> Iterator[dict[Future[xr.Dataset], Computation]]:
+        """The computations of a plan in the background of a block; at its end those under way are left to end alone."""
+        pool = ThreadPoolExecutor(plan.at_once, "computing")
+        try:
+            yield {pool.submit(self._computed, item, progress): item for item in plan.computations}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _dataset(self, key: str, results: Mapping[Needed, xr.Dataset]) -> xr.Dataset:
+        if self.errata and key == "errata":
+            return results[self.errata]
+        return self.experiments[key].dataset(self.choice, results)
+
+    def _kept(self, item: Needed) -> xr.Dataset | None:
+        """A result in the store; None also where it is damaged, for then it is computed again."""
         with contextlib.suppress(Damaged):
             return self.store.load(item.key)
         return None
 
+    def _begin(self, item: Computation) -> None:
+        """Compute it in the background."""
+        pool = ThreadPoolExecutor(1, "first")
+        self._begun[item] = pool.submit(self._computed_now, item, Progress())
+        pool.shutdown(wait=False)
+
     def _computed(self, item: Computation, progress: Progress) -> xr.Dataset:
+        begun = self._begun.pop(item, None)
+        if begun is not None:
+            return begun.result()
         kept = self._kept(item)
-        if kept is not None:
-            return kept
+        return self._computed_now(item, progress) if kept is None else kept
+
+    def _computed_now(self, item: Computation, progress: Progress) -> xr.Dataset:
         began = time.perf_counter()
         data = item.compute(progress)
         return self.store.save(item, data, {"seconds": time.perf_counter() - began})
@@ -126,20 +197,25 @@ class Job:
         with lab.claimed(self.out / "job.lock") as alone:
             if not alone:
                 raise ValueError(f"{self.out} is being written by another process; wait for it, or give another --out")
+            for name in ("figures/.figure-*", "report/.index-*"):  # half-written by a job that was killed
+                for left in self.out.glob(name):
+                    left.unlink(missing_ok=True)
             yield
 
     def ledger(self, datasets: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-        """Every claim with its verdict, and the errata."""
+        """Every claim with its verdict, and the errata; a claim whose datasets are not all there is pending."""
         return {
             "preset": self.choice.preset,
             "choice": self.choice.stamp,
             "rule": RULE,
             "roles": ROLES,
             "claims": [self._entry(claim, datasets) for claim in self.claims],
-            "errata": entries(datasets["errata"]) if self.errata else [],
+            "errata": entries(datasets["errata"]) if "errata" in datasets else [],
         }
 
     def _entry(self, claim: Claim, datasets: Mapping[str, xr.Dataset]) -> dict[str, Any]:
+        if any(experiment.key not in datasets for experiment in claim.of):
+            return claim.pending
         entry = claim.entry(datasets)
         usual = dataclasses.replace(self.choice, conventions=Conventions())
         if usual != self.choice and claim.needs(usual) == claim.needs(self.choice):
@@ -161,7 +237,9 @@ class Job:
     def make_figures(self, plan: Plan, progress: Progress | None = None) -> tuple[dict[str, xr.Dataset], list[Path]]:
         """The datasets of the figures, and the files of their pictures and data."""
         with self._alone():
-            return self._draw(self.datasets(plan, progress))
+            datasets = self.datasets(plan, progress)
+            drawn = {figure.key: self._stamped(figure.key, datasets) for figure in self.figures}
+            return drawn, [file for key, data in drawn.items() for file in self._draw(key, data)]
 
     def reproduce(self, plan: Plan, progress: Progress | None = None) -> Reproduction:
         """All of it, written into the folder: pictures, data, ledger and report."""
@@ -171,19 +249,35 @@ class Job:
             began, before = time.time(), self._before()
             kept = {"choice": self._kept_choice(), "finished": False}
             write_json(self.out / RUN, {**kept, "seconds": before})
+            worked = plan.seconds_of_run or plan.to_compute or not before
+
+            def so_far(datasets: Mapping[str, xr.Dataset], finished: bool = False) -> Reproduction:
+                spent = before + time.time() - began if worked else before
+                account = {**kept, **self._account(plan, began), "finished": finished, "seconds": spent}
+                drawn = {key: self._stamped(key, datasets) for key in account["figures"] if key in datasets}
+                return Reproduction(self.out, plain(account), plain(self.ledger(datasets)), drawn)
+
+            def draw(key: str, data: xr.Dataset) -> bool:
+                if key in keys:
+                    files[key] = self._draw(key, self._stamped(key, {key: data}))
+                return key in keys
+
+            def show(datasets: Mapping[str, xr.Dataset], how_far: HowFar) -> None:
+                report.write_unfinished(so_far(datasets), how_far, self.figures, errata=self.errata is not None)
+
+            keys, files = [figure.key for figure in self.figures], dict[str, list[Path]]()
+            followed = Followed(progress)
+            writer = Writer(plan, followed, draw, show)
             try:
-                datasets = self.datasets(plan, progress)
+                with writer.running():
+                    datasets = self.datasets(plan, followed, writer.add)
             except Interrupted:
                 write_json(self.out / RUN, {**kept, "seconds": before + time.time() - began})
                 raise
-            ledger = self.ledger(datasets)
-            drawn, files = self._draw(datasets)
-            worked = plan.seconds_of_run or plan.to_compute or not before
-            spent = before + time.time() - began if worked else before
-            account = {**kept, "finished": True, **self._account(plan, began), "seconds": spent}
-            files += [write_json(self.out / LEDGER, ledger), write_json(self.out / RUN, account)]
-            made = Reproduction(self.out, plain(account), plain(ledger), drawn)
-            return dataclasses.replace(made, files=(*files, *report.write(made)))
+            made = so_far(datasets, finished=True)
+            written = [file for key in keys for file in files[key]]
+            written += [write_json(self.out / LEDGER, made.ledger), write_json(self.out / RUN, made.account)]
+            return dataclasses.replace(made, files=(*written, *report.write(made)))
 
     def _kept_choice(self) -> dict[str, Any]:
         """What `--resume` takes up again."""
@@ -230,17 +324,18 @@ class Job:
             "cost": plan.sentence,
         }
 
-    def _draw(self, datasets: Mapping[str, xr.Dataset]) -> tuple[dict[str, xr.Dataset], list[Path]]:
-        """The dataset of each figure; its picture and data in files, each written at once."""
+    def _stamped(self, key: str, datasets: Mapping[str, xr.Dataset]) -> xr.Dataset:
+        """The dataset of a figure, which says what it belongs to."""
+        choice = json.dumps(plain(self.choice.stamp))
+        return datasets[key].assign_attrs(paper="arXiv:2512.11784", figure=key, choice=choice)
+
+    def _draw(self, key: str, data: xr.Dataset) -> list[Path]:
+        """The picture and the data of a figure in files, each written at once."""
         from largeprompt.paper.drawing import draw  # imports matplotlib
 
-        folder, files, drawn = self.out / "figures", [], {}
+        folder = self.out / "figures"
         folder.mkdir(parents=True, exist_ok=True)
-        for figure in self.figures:
-            stamp = {"paper": "arXiv:2512.11784", "figure": figure.key, "choice": json.dumps(plain(self.choice.stamp))}
-            data = drawn[figure.key] = datasets[figure.key].assign_attrs(stamp)
-            files += write(folder, f"figure-{figure.key}", draw(figure.chart(data)), data)
-        return drawn, files
+        return write(folder, f"figure-{key}", draw(self.experiments[key].chart(data)), data)
 
 
 def reproduce(

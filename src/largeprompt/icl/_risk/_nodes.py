@@ -1,3 +1,4 @@
+import functools
 import math
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from .._regression import LinearRegression, root
 REPLICATES = 16  # enough for a standard error good to a fifth
 LONG = 10**5  # from here on, with attention to labels, queries too rare for plain nodes make what is left beside R_∞
 _FARTHEST = 9.5  # standard deviations
+_KEPT = 2**20  # numbers of nodes up to which they are kept for the next that asks
 _WIDER = 2.2  # κ² = 1 + 2.2/√n: the mean square of the weights is then about 2.5, whatever n
 
 
@@ -31,11 +33,21 @@ def gaussian_nodes(
     if is_traced(key):
         raise ValueError("key is traced; nodes are drawn before compilation, so leave the key out or close over it")
     with jax.ensure_compile_time_eval():
-        entropy = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
-    seeds = np.random.default_rng(entropy).spawn(replicates)
+        entropy = tuple(np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel().tolist())
+    few = dimension * n * replicates <= _KEPT
+    return (_drawn if few else _drawn.__wrapped__)(entropy, dimension, n, replicates)
+
+
+@functools.lru_cache(maxsize=4)  # risks of many layers, or at many lengths, are averaged over the same nodes
+def _drawn(
+    entropy: tuple[int, ...], dimension: int, n: int, replicates: int
+) -> Float[np.ndarray, "replicates n dimension"]:
+    seeds = np.random.default_rng(np.asarray(entropy, np.uint32)).spawn(replicates)
     points = [qmc.Sobol(dimension, bits=52, rng=seed).random(n) for seed in seeds]
     # half a grid step in, so that no point is at 0 or 1
-    return ndtri(np.stack(points) * (1 - 2.0**-52) + 2.0**-53)
+    found = ndtri(np.stack(points) * (1 - 2.0**-52) + 2.0**-53)
+    found.setflags(write=False)  # others read it too
+    return found
 
 
 def widened(

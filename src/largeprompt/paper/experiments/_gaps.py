@@ -204,15 +204,20 @@ def differences(
 
 def _chain(head: Head) -> Float[np.ndarray, "n n"]:
     """From derivatives in U and the last row of V, of the merged form, to those in K, Q, V and O, up to a rotation."""
-    parameters, static = eqx.partition(head, eqx.is_inexact_array)
+    leaves = jax.tree.leaves(_derivatives(*eqx.partition(head, eqx.is_inexact_array)))
+    whole = np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in leaves], axis=1)
+    return np.asarray(np.linalg.qr(whole.T, mode="r")).T
+
+
+@eqx.filter_jit  # heads of one shape share it
+def _derivatives(parameters: Any, static: Any) -> Any:
+    """Of U and the last row of V in the parameters."""
 
     def products(parameters):
         merged = eqx.combine(parameters, static).merged()
         return jnp.concatenate([merged.U.ravel(), merged.V[-1]])
 
-    leaves = jax.tree.leaves(jax.jacrev(products)(parameters))
-    whole = np.concatenate([np.asarray(leaf, float).reshape(len(leaf), -1) for leaf in leaves], axis=1)
-    return np.asarray(np.linalg.qr(whole.T, mode="r")).T
+    return jax.jacrev(products)(parameters)
 
 
 def _sampled(task: LinearRegression, L: int, prompts: int, seed: int) -> Iterator[_Prompts]:

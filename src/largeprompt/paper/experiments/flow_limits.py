@@ -49,14 +49,16 @@ class FlowLimits(Computation):
     `distance` is that of (U, V) from `flow_limit`, relative to its norm; `noise` are variances of the labels' noise.
     """
 
-    words: ClassVar[str] = "limits of flows"
-
     covariances: tuple[str, ...]
     noise: tuple[float, ...]
     alpha: float = 0.15
     time: float = 500.0
     points: int = 31
     seed: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"limits of flows, {', '.join(self.covariances)}"
 
     @property
     def seconds(self) -> float:

@@ -15,7 +15,7 @@ from largeprompt.dynamics import flow_ladder, structured_start
 from largeprompt.icl import LinearRegression, covariance_named
 from largeprompt.lab import Progress
 from largeprompt.paper.chart import GREY, INK, Chart, Panel, Series, level, sequence
-from largeprompt.paper.choice import COVARIANCES, Choice, covariates
+from largeprompt.paper.choice import COVARIANCES, ISOTROPIC, Choice, covariates
 from largeprompt.paper.claims import Check, Finding, claim, equal, not_settled
 from largeprompt.paper.experiment import Computation, Experiment, Needed, Results, join
 
@@ -65,7 +65,8 @@ class Ladder(Computation):
 
     @property
     def seconds(self) -> float:
-        return 8 + 3 * len(self.lengths) * self.draws / 2**12
+        stiffness = 1 if self.covariance == ISOTROPIC else 7  # eigenvalues that differ make the valley long and steep
+        return 8 + 3 * stiffness * len(self.lengths) * self.draws / 2**12
 
     @property
     def task(self) -> LinearRegression:

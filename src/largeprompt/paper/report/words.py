@@ -82,10 +82,11 @@ def comparison(entry: dict[str, Any]) -> str:
     return f"{left} {entry['relation']} {right}"
 
 
-def moment(iso: str) -> str:
+def moment(iso: str, seconds: bool = False) -> str:
     """A time of day as one says it."""
     when = datetime.datetime.fromisoformat(iso)
-    return f"{when.day} {when:%B %Y, %H:%M}" + (f" {when.tzname()}" if when.tzinfo else "")
+    clock = f"{when:%H:%M:%S}" if seconds else f"{when:%H:%M}"
+    return f"{when.day} {when:%B %Y}, {clock}" + (f" {when.tzname()}" if when.tzinfo else "")
 
 
 def machine_of(said: dict[str, Any]) -> str:
