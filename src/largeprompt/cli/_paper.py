@@ -78,7 +78,7 @@ def reproduce(
 @with_options({**_PRESET, **_REST})
 def figure(
     *,
-    key: Annotated[str, typer.Argument(help="1a to 8, laws or flows; 1 is 1a and 1b.")],
+    key: Annotated[str, typer.Argument(help="1a to 8, laws, flows or heads; 1 is 1a and 1b.")],
     given: dict[str, Any],
     out: Out = Path("results"),
     store: Folder = None,

@@ -7,9 +7,9 @@ from largeprompt.paper.choice import Choice
 from largeprompt.paper.claims import Claim
 from largeprompt.paper.experiment import Experiment
 
-from . import failed_starts, figure_1, figure_2, figure_3, figure_4, flow_limits, flows, laws, limits, speed
+from . import failed_starts, figure_1, figure_2, figure_3, figure_4, flow_limits, flows, heads, laws, limits, speed
 
-_MODULES = (figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed)
+_MODULES = (figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, heads, speed)
 
 
 def _found(kind: type) -> list[Any]:
@@ -27,7 +27,7 @@ FIGURES: dict[str, Experiment] = {
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted(_found(Claim), key=lambda claim: (claim.key[0], int(claim.key[1:])))
 }
-"""By key: C1 … are what the figures are said to show, T1 … what the theory says."""
+"""By key: C1 … are what the figures are said to show, T1 … what the theory says, H1 … what several heads learn."""
 
 
 def settings(choice: Choice) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def settings(choice: Choice) -> dict[str, Any]:
         **dataclasses.asdict(laws.SIZES[preset]),
         **dataclasses.asdict(flows.SIZES[preset]),
         "flow_parameters": flow_limits.FLOW_PARAMETERS[preset],
+        **dataclasses.asdict(heads.SIZES[preset]),
         "limit_queries": limits.QUERIES[preset],
         "limit_prompts": limits.PROMPTS[preset],
         "conventions": dataclasses.asdict(choice.conventions),
