@@ -138,15 +138,15 @@ def test_every_claim_has_a_role_and_tests_are_counted_apart():
     roles = {key: claim.role for key, claim in CLAIMS.items()}
     assert set(roles.values()) == set(ROLES)
     assert {key for key, role in roles.items() if role == "bound"} == {"T3", "T4"}
-    assert {key for key, role in roles.items() if role == "context"} == {"T15"}
+    assert {key for key, role in roles.items() if role == "context"} == {"T15", "H1", "H2", "H3"}
     assert all(role == "test" for key, role in roles.items() if key.startswith("C"))
     entries = [{"role": role, "verdict": VERDICTS[0]} for role in roles.values()]
     entries[0]["verdict"] = VERDICTS[3]
     tests, rest, context = counted(entries)
     n = list(roles.values()).count("test")
     assert tests == f"{n} tests of the paper: {n - 1} holds, 1 does not hold"
-    assert rest.startswith(f"{len(roles) - n - 1} identities and bounds")
-    assert context == "1 for context: 1 holds"
+    assert rest.startswith(f"{len(roles) - n - 4} identities and bounds")
+    assert context == "4 for context: 4 holds"
 
 
 @pytest.mark.parametrize(
