@@ -141,7 +141,7 @@ def test_every_claim_has_a_role_and_tests_are_counted_apart():
     first = {key: key[0] for key in roles}
     assert all((role == "test") >= (first[key] == "C") for key, role in roles.items())
     assert all((role == "own") == (first[key] == "S") for key, role in roles.items())
-    assert all((role == "context") == (first[key] == "F" or key == "T15") for key, role in roles.items())
+    assert all((role == "context") == (first[key] in "FH" or key == "T15") for key, role in roles.items())
     entries = [{"role": role, "verdict": VERDICTS[0]} for role in roles.values()]
     entries[0]["verdict"] = VERDICTS[3]
     tests, rest, own, context = counted(entries)

@@ -78,7 +78,10 @@ def reproduce(
 @with_options({**_PRESET, **_REST})
 def figure(
     *,
-    key: Annotated[str, typer.Argument(help="1a to 8, flows, generalise or laws; 1 is 1a and 1b.")],
+    key: Annotated[
+        str,
+        typer.Argument(help="1a to 8, diversity, flows, generalise, heads, laws or phases; 1 is 1a and 1b."),
+    ],
     given: dict[str, Any],
     out: Out = Path("results"),
     store: Folder = None,

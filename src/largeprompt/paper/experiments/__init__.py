@@ -17,6 +17,7 @@ from . import (
     flow_limits,
     flows,
     generalise,
+    heads,
     laws,
     learned_scale,
     limits,
@@ -25,7 +26,7 @@ from . import (
 
 _MODULES = (
     *(figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed),
-    *(generalise, diversity, learned_scale),
+    *(generalise, heads, diversity, learned_scale),
 )
 
 
@@ -44,7 +45,7 @@ FIGURES: dict[str, Experiment] = {
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted(_found(Claim), key=lambda claim: (claim.key[0], int(claim.key[1:])))
 }
-"""By key: C1 … are what the figures are said to show, T1 … what the theory says, S1 … our own, F1 … what others say."""
+"""By key: C1 … are what the figures are said to show, T1 … what the theory says, S1 … our own, F1 … and H1 … others'."""
 
 
 def settings(choice: Choice) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def settings(choice: Choice) -> dict[str, Any]:
         **dataclasses.asdict(flows.SIZES[preset]),
         "flow_parameters": flow_limits.FLOW_PARAMETERS[preset],
         **dataclasses.asdict(diversity.SIZES[preset]),
+        **dataclasses.asdict(heads.SIZES[preset]),
         "limit_queries": limits.QUERIES[preset],
         "limit_prompts": limits.PROMPTS[preset],
         "scale_draws": learned_scale.DRAWS[preset],
