@@ -45,7 +45,7 @@ FIGURES: dict[str, Experiment] = {
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted(_found(Claim), key=lambda claim: (claim.key[0], int(claim.key[1:])))
 }
-"""By key: C1 … are what figures are said to show, T1 … what the theory says, S1 … our own, F1 …, H1 … what others say."""
+"""By key: C1 … are what figures are said to show, T1 … what the theory says, S1 … our own, F1 and H1 … others."""
 
 
 def settings(choice: Choice) -> dict[str, Any]:
