@@ -15,7 +15,7 @@ from largeprompt.lab import Interrupted, Progress, Record, Run, claimed
 from largeprompt.paper import Choice, Conventions, Job, job, kept_choice, report
 from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.claims import Check, Finding, claim
-from largeprompt.paper.experiment import Computation, Experiment, Measurement
+from largeprompt.paper.experiment import Computation, Experiment, Measurement, Needed
 from largeprompt.paper.files import plain
 from largeprompt.paper.plan import cheapest_first
 from largeprompt.paper.reproduction import read as read_back
@@ -223,11 +223,11 @@ def test_a_picture_that_cannot_be_written_ends_the_job(stand_ins, tmp_path, monk
 
 
 def test_what_completes_a_figure_at_the_least_cost_comes_first():
-    costs = {Squares(n): float(n) for n in range(1, 10)}
+    costs: dict[Needed, float] = {Squares(n): float(n) for n in range(1, 10)}
     wanted = [(Squares(9),), (Squares(5), Squares(2)), (Squares(5), Squares(3)), (Squares(8),)]
     # once 5 and 2 are there, 3 completes the third, and is cheaper than 8
-    assert [item.upto for item in cheapest_first(wanted, costs)] == [5, 2, 3, 8, 9]
-    assert [item.upto for item in cheapest_first(wanted, {})] == [9, 5, 2, 3, 8]
+    assert cheapest_first(wanted, costs) == tuple(map(Squares, (5, 2, 3, 8, 9)))
+    assert cheapest_first(wanted, {}) == tuple(map(Squares, (9, 5, 2, 3, 8)))
 
 
 def test_the_first_computation_begins_while_runs_are_timed_and_is_made_once(stand_ins, tmp_path):
