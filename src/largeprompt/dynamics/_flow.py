@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,11 @@ from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
 
-from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Diffrax takes a second to import: where a flow is solved
+    from diffrax import Solution
+
     from largeprompt._display import Axes, Dataset
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
@@ -165,6 +165,10 @@ def increasing_times(times: Numbers) -> Float[Array, " t"]:
 def _solve(
     function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
 ):
+    import diffrax
+
+    from ._chebyshev import Chebyshev
+
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)
 
     @eqx.filter_jit  # traced once, wherever a solver calls it
@@ -215,7 +219,7 @@ def _solve(
     )
 
 
-def _happened(solution: diffrax.Solution, event: str) -> bool:
+def _happened(solution: "Solution", event: str) -> bool:
     return bool((solution.event_mask or {}).get(event, False))
 
 
@@ -225,7 +229,7 @@ def _refuse_a_start_too_far(layer: AbstractLayer) -> None:
         raise ValueError(f"the layer has weights of norm {size:.3g}; a flow must start below {_FAR:g}")
 
 
-def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
+def _ending(solution: "Solution", times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
     """The times reached, the parameters there, how the flow ended, and up to when the solver went."""
     assert solution.ys is not None
     assert solution.ts is not None
@@ -238,7 +242,9 @@ def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Arra
     n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped
     if _happened(solution, "settled"):
         return times, jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", stopped
-    ending: Ending = "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged"
+    from diffrax import RESULTS
+
+    ending: Ending = "out of steps" if solution.result == RESULTS.max_steps_reached else "diverged"
     if n and stopped <= float(times[n - 1]):
         return times[:n], jax.tree.map(lambda leaf: leaf[:n], recorded), ending, stopped
     ended = jnp.append(times[:n], stopped)

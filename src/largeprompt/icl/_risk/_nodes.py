@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 from largeprompt._checks import is_traced
 
@@ -29,6 +28,8 @@ def gaussian_nodes(
     """Independently scrambled Sobol' points, sent to standard normal ones; `n` a power of two."""
     if is_traced(key):
         raise ValueError("key is traced; nodes are drawn before compilation, so leave the key out or close over it")
+    from scipy.stats import qmc  # takes long to import
+
     with jax.ensure_compile_time_eval():
         entropy = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
     seeds = np.random.default_rng(entropy).spawn(replicates)
