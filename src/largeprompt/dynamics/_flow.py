@@ -1,4 +1,7 @@
-from collections.abc import Callable
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import equinox as eqx
@@ -25,6 +28,7 @@ _WORSE = 2.0  # times the error without control variate: from there on it does h
 Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
+_tracing = threading.RLock()
 
 
 class Trajectory(AbstractTable, Generic[Layer]):
@@ -202,21 +206,37 @@ def _solve(
         "explicit": diffrax.Tsit5(),
         "implicit": diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol)),
     }
-    return diffrax.diffeqsolve(
-        diffrax.ODETerm(velocity),
-        solvers[solver],
-        t0=jnp.zeros_like(end),
-        t1=end,
-        dt0=1e-6 * end,  # the controller lets it grow tenfold a step; to choose one takes two more gradients to compile
-        y0=parameters,
-        args=function,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
-        event=diffrax.Event(events),
-        max_steps=max_steps,
-        throw=False,
-        adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
-    )
+    with _without_callbacks():
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(velocity),
+            solvers[solver],
+            t0=jnp.zeros_like(end),
+            t1=end,
+            dt0=1e-6 * end,  # the controller lets it grow tenfold a step; to choose one, two more gradients would compile
+            y0=parameters,
+            args=function,
+            saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
+            stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
+            event=diffrax.Event(events),
+            max_steps=max_steps,
+            throw=False,
+            adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
+        )
+
+
+@contextlib.contextmanager
+def _without_callbacks() -> Iterator[None]:
+    """While a flow is traced, Diffrax checks no times: they are checked already, and JAX keeps no program on disk that
+    calls Python back.
+    """
+    module, name = importlib.import_module("equinox._errors"), "EQX_ON_ERROR"
+    with _tracing:
+        before = getattr(module, name, None)
+        setattr(module, name, "off")
+        try:
+            yield
+        finally:
+            setattr(module, name, before)
 
 
 def _happened(solution: "Solution", event: str) -> bool:
