@@ -85,9 +85,9 @@ def programs(base: Path) -> list[tuple[float, int, Path]]:
 
 def _fingerprint() -> str:
     """Of the processor and of the compiler: code for another one may crash, and home folders are shared."""
-    import jaxlib
+    from jaxlib.version import __version__ as compiler
 
-    words = [platform.machine(), platform.processor(), jaxlib.__version__]
+    words = [platform.machine(), platform.processor(), compiler]
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         words += [next((line for line in lines if line.startswith(("flags", "Features"))), "")]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]

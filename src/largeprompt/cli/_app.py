@@ -17,9 +17,14 @@ class _Command(TyperCommand):
     """A command that computes: JAX is set up once the options are read, so that help and misspelt options are quick."""
 
     def invoke(self, ctx: Any) -> Any:
-        from largeprompt import keep_compiled, use_float64  # import JAX
+        from largeprompt import _compiled, use_float64  # imports JAX
 
-        keep_compiled()
+        from ._output import in_one_line, remark
+
+        try:
+            _compiled.keep_compiled(_compiled.cache_folder())
+        except OSError as error:
+            remark(f"compiled programs are not kept: {in_one_line(error)}; {_compiled.VARIABLE}=FOLDER or off")
         use_float64()
         return super().invoke(ctx)
 

@@ -212,7 +212,8 @@ def _solve(
             solvers[solver],
             t0=jnp.zeros_like(end),
             t1=end,
-            dt0=1e-6 * end,  # the controller lets it grow tenfold a step; to choose one, two more gradients would compile
+            dt0=1e-6
+            * end,  # the controller lets it grow tenfold a step; to choose one, two more gradients would compile
             y0=parameters,
             args=function,
             saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
