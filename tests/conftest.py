@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from importlib.metadata import version
 
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,8 +18,10 @@ gc.set_threshold(50_000, 20, 10)
 
 # Nearly all of the time goes into compiling what is then run once or twice: without XLA's optimiser and its newer code
 # generator, on one thread, that is three times faster.
-COMPILE_FAST = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_FAST}".strip()
+COMPILE_FAST = ["--xla_cpu_parallel_codegen_split_count=1"]
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # which has the newer one only, and dies of the flag
+    COMPILE_FAST += ["--xla_cpu_use_fusion_emitters=false"]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *COMPILE_FAST]).strip()
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
@@ -39,6 +42,7 @@ def pytest_configure(config):
     largeprompt.use_float64()
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+    os.environ["LARGEPROMPT_CACHE"] = str(config.cache.mkdir("compiled"))  # of commands that tests start
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

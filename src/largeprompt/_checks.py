@@ -14,6 +14,7 @@ from largeprompt._typing import Numbers
 
 Size = int | None
 LONGEST = int(1e300)
+_FEW = 2**16  # numbers that are judged by NumPy
 
 
 def is_traced(x: Any) -> bool:
@@ -59,7 +60,12 @@ def _as_array(name: str, x: Any) -> Any:
             raise ValueError(f"{name} is not an array: {str(error).splitlines()[0]}") from None
 
 
-def _first(wrong: Array) -> tuple[int, ...]:
+def _judged(x: Array) -> Any:
+    """The values of `x`, by NumPy where they are few: JAX would compile each comparison for each shape."""
+    return np.asarray(x) if x.size <= _FEW else x
+
+
+def _first(wrong: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(np.asarray(wrong))[0])
 
 
@@ -68,7 +74,8 @@ def finite(name: str, x: Array) -> Array:
     if is_traced(x):
         return x
     with _evaluated():
-        wrong = ~jnp.isfinite(x)
+        values = _judged(x)
+        wrong = ~(np if isinstance(values, np.ndarray) else jnp).isfinite(values)
         if bool(wrong.any()):
             at = _first(wrong)
             place = f"[{', '.join(map(str, at))}]" if at else ""
@@ -81,7 +88,8 @@ def result(name: str, x: Array) -> Array:
     if is_traced(x):
         return x
     with _evaluated():
-        if not bool(jnp.isfinite(x).all()):
+        values = _judged(x)
+        if not bool((np if isinstance(values, np.ndarray) else jnp).isfinite(values).all()):
             raise ValueError(f"{name} overflows {x.dtype}; use a smaller tilt, smaller weights or a wider type")
     return x
 
@@ -99,7 +107,7 @@ def nonnegative(name: str, x: Array) -> Array:
     if is_traced(x):
         return x
     with _evaluated():
-        wrong = x < 0
+        wrong = _judged(x) < 0
         if bool(wrong.any()):
             (at,) = _first(wrong)
             raise ValueError(f"{name}[{at}] is {float(x[at]):g}; every entry must be at least 0")
@@ -164,19 +172,19 @@ def covariance(name: str, x: Any, dim: Size = None) -> Array:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be square")
     if is_traced(x):
         return (x + x.T) / 2
+    C = np.asarray(x)
+    eps, largest = float(np.finfo(C.dtype).eps), float(np.abs(C).max())
+    slack, asymmetry = math.sqrt(eps) * largest, float(np.abs(C - C.T).max())
+    if asymmetry > slack:
+        raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
+    C = (C + C.T) / 2
+    values, vectors = np.linalg.eigh(C)
+    if values[0] < -slack:
+        raise ValueError(f"{name} has the eigenvalue {values[0]:.3g}; a covariance has none below 0")
+    # what is negative beyond the rounding of a product is taken out, so that moments and samples agree
+    wrong = values[0] < -10 * len(C) * eps * largest
     with _evaluated():
-        slack = float(jnp.sqrt(jnp.finfo(x.dtype).eps)) * float(jnp.abs(x).max())
-        asymmetry = float(jnp.abs(x - x.T).max())
-        if asymmetry > slack:
-            raise ValueError(f"{name} is not symmetric: |{name} - {name}ᵀ| reaches {asymmetry:.3g}; it must be 0")
-        x = (x + x.T) / 2
-        values, vectors = jnp.linalg.eigh(x)
-        lowest = float(values[0])
-        if lowest < -slack:
-            raise ValueError(f"{name} has the eigenvalue {lowest:.3g}; a covariance has none below 0")
-        rounding = 10 * x.shape[0] * float(jnp.finfo(x.dtype).eps) * float(jnp.abs(x).max())
-        # what is negative beyond the rounding of a product is taken out, so that moments and samples agree
-        return x if lowest >= -rounding else (vectors * jnp.maximum(values, 0)) @ vectors.T
+        return jnp.asarray((vectors * np.maximum(values, 0)) @ vectors.T if wrong else C)
 
 
 def probabilities(name: str, w: Any, n: int) -> Array:
@@ -185,8 +193,8 @@ def probabilities(name: str, w: Any, n: int) -> Array:
     if is_traced(w):
         return jnp.log(w) - jnp.log(w.sum())
     with _evaluated():
-        total = float(w.sum())
-        if abs(total - 1) > 10 * float(jnp.sqrt(jnp.finfo(w.dtype).eps)):
+        total = float(_judged(w).sum())
+        if abs(total - 1) > 10 * math.sqrt(float(jnp.finfo(w.dtype).eps)):
             raise ValueError(f"{name} sums to {total:.6g}; it must sum to 1")
         return jnp.log(w) - jnp.log(w.sum())
 

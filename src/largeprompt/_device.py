@@ -1,6 +1,7 @@
 """Which device does the work: the processor, or a GPU. It is resolved once, by the outermost call."""
 
-from typing import Any, Literal, cast, get_args
+import warnings
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -35,14 +36,22 @@ def gpu_refusal(library: Library) -> str | None:
         platform = jax.devices()[0].platform
         return None if jax_gpu() is not None else f"JAX sees {platform} alone (install jax[cuda12])"
     try:
-        from numba import cuda  # takes long
+        cuda = numba_cuda()
     except ImportError:
         return "numba-cuda is not installed (it comes with largeprompt[cuda])"
     try:
-        found = cast(Any, cuda).is_available()
+        found = cuda.is_available()
     except Exception as error:  # whatever a driver raises
         return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return None if found else "CUDA finds no device and driver"
+
+
+def numba_cuda() -> Any:
+    """Numba's CUDA, which is an extra and takes long to import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses what newer NumPy is about to drop
+        from numba import cuda
+    return cuda
 
 
 def jax_gpu() -> Any:

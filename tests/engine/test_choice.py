@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import subprocess
 import sys
 from typing import get_args
 
@@ -195,3 +196,16 @@ def test_marks_must_increase_from_the_state_to_the_stop(marks):
     start = engine.FusedTrainer(training, (SOFTMAX,)).start()
     with pytest.raises(ValueError, match=re.escape(f"marks are {marks}; they must increase from above 0 to 10")):
         engine.GpuBatch([engine.GpuRun(training, start, 10, marks)])
+
+
+def test_the_kernel_of_a_gpu_is_there_beside_a_numpy_without_row_stack():
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    program = """
+import numpy
+import largeprompt.engine  # with SciPy and Numba, which take all that their NumPy has
+vars(numpy).pop("row_stack", None)
+import largeprompt.engine._gpu_kernel, numba.cuda.np.arrayobj
+print("row_stack" in vars(numpy))
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

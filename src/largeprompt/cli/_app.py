@@ -8,13 +8,37 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from largeprompt import __version__
 
-app = typer.Typer(
+
+class _Command(TyperCommand):
+    """A command that computes: JAX is set up once the options are read, so that help and misspelt options are quick."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from largeprompt import _compiled, use_float64  # imports JAX
+
+        from ._output import in_one_line, remark
+
+        try:
+            _compiled.keep_compiled(_compiled.cache_folder())
+        except OSError as error:
+            remark(f"compiled programs are not kept: {in_one_line(error)}; {_compiled.VARIABLE}=FOLDER or off")
+        use_float64()
+        return super().invoke(ctx)
+
+
+class Commands(typer.Typer):
+    """A group of commands that compute."""
+
+    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any) -> Any:
+        return super().command(name, cls=cls or _Command, **options)
+
+
+app = Commands(
     help="Attention as a map on measures: finite prompts, their limit, and how fast one reaches the other.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 # no emoji: a length of 10:100:10 is no place for one
@@ -87,6 +111,4 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    from largeprompt import use_float64  # imports JAX
-
-    use_float64()
+    pass

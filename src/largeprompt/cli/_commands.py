@@ -4,6 +4,7 @@ import sys
 
 from . import _compress as _compress
 from . import _concentration as _concentration
+from . import _doctor as _doctor
 from . import _generalise as _generalise
 from . import _influence as _influence
 from . import _inspect as _inspect

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._app import Json, app, screen, value
+from ._app import Commands, Json, app, screen, value
 from ._interrupts import interrupts
 from ._output import complain, in_one_line, print_json, print_result, records
 from ._train import Folder
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from largeprompt.lab import AbstractStore
 
-commands = typer.Typer(help="Results of training that are kept in the store.", no_args_is_help=True)
+commands = Commands(help="Results of training that are kept in the store.", no_args_is_help=True)
 app.add_typer(commands, name="runs")
 
 Prefix = Annotated[str, typer.Argument(help="The hash of a run, or how it begins.")]

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
 from largeprompt.measures._worth import tail_index as tail_index
 
@@ -63,6 +62,8 @@ def interval(values: Float[np.ndarray, " n"], seed: int) -> tuple[float, float]:
         half = 1.96 * error
         return mean - half, mean + half
     batch = max(1, 2**22 // len(values))
+    from scipy import stats  # takes long to import
+
     found = stats.bootstrap(
         (values,), np.mean, n_resamples=_RESAMPLES, batch=batch, method="percentile", rng=np.random.default_rng(seed)
     )

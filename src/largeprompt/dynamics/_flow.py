@@ -1,7 +1,9 @@
-from collections.abc import Callable
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,11 @@ from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Lengths
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
 
-from ._chebyshev import Chebyshev
 from ._conserved import conserved_quantities
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Diffrax takes a second to import: where a flow is solved
+    from diffrax import Solution
+
     from largeprompt._display import Axes, Dataset
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
@@ -25,6 +28,7 @@ _WORSE = 2.0  # times the error without control variate: from there on it does h
 Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
+_tracing = threading.RLock()
 
 
 class Trajectory(AbstractTable, Generic[Layer]):
@@ -166,6 +170,10 @@ def increasing_times(times: Numbers) -> Float[Array, " t"]:
 def _solve(
     function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
 ):
+    import diffrax
+
+    from ._chebyshev import Chebyshev
+
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)
 
     @eqx.filter_jit  # traced once, wherever a solver calls it
@@ -199,24 +207,41 @@ def _solve(
         "explicit": diffrax.Tsit5(),
         "implicit": diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol)),
     }
-    return diffrax.diffeqsolve(
-        diffrax.ODETerm(velocity),
-        solvers[solver],
-        t0=jnp.zeros_like(end),
-        t1=end,
-        dt0=1e-6 * end,  # the controller lets it grow tenfold a step; to choose one takes two more gradients to compile
-        y0=parameters,
-        args=function,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
-        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
-        event=diffrax.Event(events),
-        max_steps=max_steps,
-        throw=False,
-        adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
-    )
+    with _without_callbacks():
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(velocity),
+            solvers[solver],
+            t0=jnp.zeros_like(end),
+            t1=end,
+            dt0=1e-6
+            * end,  # the controller lets it grow tenfold a step; to choose one, two more gradients would compile
+            y0=parameters,
+            args=function,
+            saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], dense=dense),
+            stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol, dtmin=1e-13 * end, force_dtmin=False),
+            event=diffrax.Event(events),
+            max_steps=max_steps,
+            throw=False,
+            adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
+        )
 
 
-def _happened(solution: diffrax.Solution, event: str) -> bool:
+@contextlib.contextmanager
+def _without_callbacks() -> Iterator[None]:
+    """While a flow is traced, Diffrax checks no times: they are checked already, and JAX keeps no program on disk that
+    calls Python back.
+    """
+    module, name = importlib.import_module("equinox._errors"), "EQX_ON_ERROR"
+    with _tracing:
+        before = getattr(module, name, None)
+        setattr(module, name, "off")
+        try:
+            yield
+        finally:
+            setattr(module, name, before)
+
+
+def _happened(solution: "Solution", event: str) -> bool:
     return bool((solution.event_mask or {}).get(event, False))
 
 
@@ -226,7 +251,7 @@ def _refuse_a_start_too_far(layer: AbstractLayer) -> None:
         raise ValueError(f"the layer has weights of norm {size:.3g}; a flow must start below {_FAR:g}")
 
 
-def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
+def _ending(solution: "Solution", times: Float[Array, " t"]) -> tuple[Array, Any, Ending, float]:
     """The times reached, the parameters there, how the flow ended, and up to when the solver went."""
     assert solution.ys is not None
     assert solution.ts is not None
@@ -239,7 +264,9 @@ def _ending(solution: diffrax.Solution, times: Float[Array, " t"]) -> tuple[Arra
     n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped
     if _happened(solution, "settled"):
         return times, jax.tree.map(lambda a, b: a.at[n:].set(b[0]), recorded, last), "completed", stopped
-    ending: Ending = "out of steps" if solution.result == diffrax.RESULTS.max_steps_reached else "diverged"
+    from diffrax import RESULTS
+
+    ending: Ending = "out of steps" if solution.result == RESULTS.max_steps_reached else "diverged"
     if n and stopped <= float(times[n - 1]):
         return times[:n], jax.tree.map(lambda leaf: leaf[:n], recorded), ending, stopped
     ended = jnp.append(times[:n], stopped)

@@ -3,14 +3,13 @@
 from typing import Any
 
 import numpy as np
-from numba import cuda as _cuda  # an extra
 
 from ._batch import errors, times_error
 from ._chain_rule import u
+from ._cuda import cuda  # under this name, by which its simulator finds it
 from ._gpu_shapes import KernelShape
 from ._target import together
 
-cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32, f64 = np.float32, np.float64
 
 

@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import cuda as _cuda  # an extra
 from numba import types
 
 from ._batch import Law, Workspace, columns, draw_instances, instances, rows_of
@@ -26,6 +25,7 @@ from ._chain_rule import (
     surely_within,
     u,
 )
+from ._cuda import cuda  # under this name, by which its simulator finds it
 from ._gpu_gradients import adding_gradients
 from ._gpu_prompts import drawing_ahead, sums_over_tokens
 from ._gpu_shapes import (
@@ -46,7 +46,6 @@ from ._readings import draw_across, infinite_readings, linear_readings, readings
 from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
 from ._update import rule_at
 
-cuda: Any = _cuda  # under this name, by which its simulator finds it
 u32 = np.uint32
 real32, real64, whole32 = types.float32, types.float64, types.int32  # of arrays
 

@@ -3,17 +3,16 @@
 from typing import Any
 
 import numpy as np
-from numba import cuda as _cuda  # an extra
 
 from ._batch import draw_instances
 from ._chain_rule import u
+from ._cuda import cuda  # under this name, by which its simulator finds it
 from ._gpu_shapes import KernelShape
 from ._gpu_tokens import add_part, add_scaled, largest_of_part, put_tokens
 from ._readings import draw_across
 from ._target import together
 from ._tokens import LEVEL, LOG2_E, SHORT, SUMS, arrange, leveller, must_shift, sums_of_heads
 
-cuda: Any = _cuda  # under this name, by which its simulator finds it
 f32 = np.float32
 
 

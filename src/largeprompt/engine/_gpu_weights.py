@@ -1,15 +1,12 @@
 """The weights of a run on a GPU: where a block keeps them."""
 
-from typing import Any
-
-from numba import cuda as _cuda  # an extra
 from numba import types
 
+from ._cuda import cuda  # under this name, by which its simulator finds it
 from ._gpu_shapes import KernelShape, LayerShape
 from ._head_arrays import Weights
 from ._target import PLAIN_PYTHON
 
-cuda: Any = _cuda  # under this name, by which its simulator finds it
 real32, real64 = types.float32, types.float64  # of arrays
 
 

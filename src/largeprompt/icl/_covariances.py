@@ -1,4 +1,5 @@
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
@@ -15,8 +16,8 @@ def kms(d: int, rho: float = 0.5) -> Float[Array, "d d"]:
     base = checks.number("rho", rho)
     if not checks.is_traced(base) and not -1 <= float(base) <= 1:
         raise ValueError(f"rho is {float(base):g}; it must lie between -1 and 1")
-    i = jnp.arange(checks.count("d", d))
-    return base ** jnp.abs(i[:, None] - i)
+    i = np.arange(checks.count("d", d))
+    return base ** np.abs(i[:, None] - i)
 
 
 def diagonal(variances: Numbers) -> Float[Array, "d d"]:

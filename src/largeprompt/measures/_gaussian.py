@@ -85,6 +85,7 @@ class Gaussian(AbstractMeasure):
     def _averages_exactly(self):
         return True
 
+    @eqx.filter_jit  # one program, not ten
     def _sample(self, key: PRNGKeyArray, n: int):
         root = self.root()
         return self.m + jax.random.normal(key, (n, root.shape[1]), self.m.dtype) @ root.T

@@ -1,9 +1,10 @@
+import functools
 from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt._display import is_known
@@ -90,7 +91,7 @@ class Mixture(AbstractMeasure):
 
     def _sample(self, key: PRNGKeyArray, n: int):
         choice, *keys = jax.random.split(key, 1 + len(self.components))
-        label = jax.random.categorical(choice, self.log_weights, shape=(n,))
+        label = _labels(choice, self.log_weights, n)
         draws = jnp.stack([mu._sample(k, n) for mu, k in zip(self.components, keys, strict=True)])
         return draws[label, jnp.arange(n)]
 
@@ -112,3 +113,8 @@ class Mixture(AbstractMeasure):
             for held, of_component in zip(self._held(), tails, strict=True)
             for Gamma in of_component
         )
+
+
+@functools.partial(jax.jit, static_argnums=2)  # one program, not ten
+def _labels(key: PRNGKeyArray, log_weights: Float[Array, " k"], n: int) -> Int[Array, " n"]:
+    return jax.random.categorical(key, log_weights, shape=(n,))

@@ -112,6 +112,7 @@ class Sphere(AbstractMeasure):
         masses = weights * jnp.exp(logs - jax.lax.stop_gradient(logs.max()))
         return alpha, masses / masses.sum()
 
+    @eqx.filter_jit  # one program, not twenty
     def _sample(self, key: PRNGKeyArray, n: int):
         kappa = self.rho * jnp.linalg.norm(self.theta)
         pole = jnp.zeros(self.dim, self.theta.dtype).at[0].set(1)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.special import ndtri
-from scipy.stats import chi, qmc
 
 from largeprompt._checks import is_traced
 
@@ -42,6 +41,8 @@ def gaussian_nodes(
 def _drawn(
     entropy: tuple[int, ...], dimension: int, n: int, replicates: int
 ) -> Float[np.ndarray, "replicates n dimension"]:
+    from scipy.stats import qmc  # takes long to import
+
     seeds = np.random.default_rng(np.asarray(entropy, np.uint32)).spawn(replicates)
     points = [qmc.Sobol(dimension, bits=52, rng=seed).random(n) for seed in seeds]
     # half a grid step in, so that no point is at 0 or 1
@@ -107,6 +108,8 @@ def radial_nodes(task: LinearRegression) -> Nodes:
 
     Gauss-Legendre panels in |x|, ever narrower towards 0, where a steep score is resolved; along each axis alike.
     """
+    from scipy.stats import chi  # takes long to import
+
     d, k, dtype = task.d, task.targets, task.Sigma.dtype
     edges = np.concatenate([[0.0], 0.5 ** np.arange(14, 1, -1), np.arange(0.5, math.sqrt(d) + _FARTHEST, 0.5)])
     at, share = np.polynomial.legendre.leggauss(16)

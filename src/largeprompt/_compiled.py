@@ -1,0 +1,93 @@
+"""Compiled programs are kept on disk from one process to the next, where a user or the command line asks for it."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+import warnings
+from pathlib import Path
+
+VARIABLE = "LARGEPROMPT_CACHE"
+LIMIT = 2**30  # bytes; the programs that were used longest ago go first
+_EVERY = 86_400.0  # seconds between two looks at the size
+
+
+def cache_folder() -> Path | None:
+    """The folder that `LARGEPROMPT_CACHE` names, else one in the user's cache folder; None where it is `off`."""
+    named = os.environ.get(VARIABLE, "").strip()
+    if named.lower() == "off":
+        return None
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "largeprompt"
+
+
+def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Keep the programs that JAX compiles from here on in a folder, and load those that are there; return the folder.
+
+    By default it is `largeprompt` in the user's cache folder, or what the environment variable `LARGEPROMPT_CACHE`
+    says: a folder, or `off`. It holds up to 1 GiB. Where JAX has a cache of its own already, that one stays. The
+    command line calls this; importing the package never does.
+    """
+    # XLA reports each program that it will not load from disk, as on some processors it always does; it compiles then
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import jax
+
+    if jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        return Path(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
+    base = cache_folder() if folder is None else Path(folder)
+    if base is None:
+        return None
+    place = base / f"xla-{_fingerprint()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        drop_oldest(base, LIMIT)
+    except OSError as error:
+        if folder is not None:
+            raise
+        warnings.warn(f"compiled programs are not kept: {error}; {VARIABLE}=FOLDER or off", stacklevel=2)
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # hundreds of small ones make up the time
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # one that another process is writing, or left half written, is read as none
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    return place
+
+
+def drop_oldest(base: Path, limit: int) -> None:
+    """Once a day, delete the programs that were used longest ago until those left take at most `limit` bytes.
+
+    JAX has a limit too; to keep it, every program that is added waits for a lock and looks at all the others.
+    """
+    looked = base / "xla-looked-at"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - looked.stat().st_mtime < _EVERY:
+            return
+    looked.touch()
+    taken = 0
+    for _, size, file in sorted(programs(base), reverse=True):
+        taken += size
+        if taken > limit:
+            file.unlink(missing_ok=True)
+
+
+def programs(base: Path) -> list[tuple[float, int, Path]]:
+    """The compiled programs in a folder: when each was used last, its bytes, its file."""
+    found = []
+    for file in base.glob("xla-*/*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process deletes too
+            known = file.stat()
+            found.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+    return found
+
+
+def _fingerprint() -> str:
+    """Of the processor and of the compiler: code for another one may crash, and home folders are shared."""
+    from jaxlib.version import __version__ as compiler
+
+    words = [platform.machine(), platform.processor(), compiler]
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        words += [next((line for line in lines if line.startswith(("flags", "Features"))), "")]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]

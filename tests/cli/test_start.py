@@ -1,0 +1,191 @@
+"""The first minute: help without heavy imports, compiled programs that are kept, and what the doctor says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from largeprompt import _compiled
+from largeprompt.cli import _doctor
+
+HEAVY = ("jax", "numpy", "scipy", "equinox", "diffrax", "numba", "matplotlib", "xarray", "plotly", "torch")
+# Several commands in one process, each with the heavy modules that are imported once it has ended.
+COMMANDS = """
+import contextlib, io, os, sys
+from largeprompt.cli import main
+def run(*arguments):
+    sys.argv = ["largeprompt", *arguments]
+    output = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        main()
+    heavy = sys.modules.keys() & set(HEAVY)
+    print(*arguments, *sorted(heavy), file=sys.__stdout__)
+for line in ("--help", "--version", "train --help", "runs rm --help", "train --wrong", "wrong"):
+    run(*line.split())
+os.environ |= {"_LARGEPROMPT_COMPLETE": "complete_bash", "COMP_WORDS": "largeprompt train --st", "COMP_CWORD": "2"}
+run()
+"""
+
+
+def test_help_completion_and_misspelt_options_import_nothing_heavy():
+    program = COMMANDS.replace("HEAVY", repr(HEAVY))
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = ["--help", "--version", "train --help", "runs rm --help", "train --wrong", "wrong", ""]
+    assert run.stdout.splitlines() == lines
+
+
+def test_the_shell_completes_options():
+    environment = {"_LARGEPROMPT_COMPLETE": "complete_bash", "COMP_WORDS": "largeprompt train --st", "COMP_CWORD": "2"}
+    program = "import sys; sys.argv[0] = 'largeprompt'; from largeprompt.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert {"--steps", "--store", "--start"} <= set(run.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    program = f"import sys, largeprompt; print(*sorted(sys.modules.keys() & set({HEAVY!r})))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "\n"
+
+
+COMPILE = """
+import jax, largeprompt as lp
+print(lp.keep_compiled())
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("cache_hits") else None)
+print(jax.jit(lambda x: x * 3 + 1)(2.0))
+print(len(hits) > 0)
+"""
+
+
+def compiled(folder, **environment):
+    environment = {**os.environ, "LARGEPROMPT_CACHE": str(folder), **environment}
+    run = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=True, env=environment)
+    assert run.stderr == ""
+    place, value, loaded = run.stdout.split()
+    assert value == "7.0"
+    return place, loaded == "True"
+
+
+def test_compiled_programs_are_loaded_again_and_damaged_ones_are_compiled_again(tmp_path):
+    place, loaded = compiled(tmp_path)
+    assert not loaded
+    assert place.startswith(str(tmp_path))
+    assert compiled(tmp_path) == (place, True)
+    for _, size, file in _compiled.programs(tmp_path):
+        file.write_bytes(file.read_bytes()[: size // 2])
+    assert compiled(tmp_path) == (place, False)
+
+
+def test_the_cache_can_be_turned_off_and_another_one_is_left_alone(tmp_path):
+    assert compiled("off") == ("None", False)
+    other = tmp_path / "other"
+    assert compiled(tmp_path, JAX_COMPILATION_CACHE_DIR=str(other))[0] == str(other)
+    assert _compiled.programs(tmp_path) == []
+
+
+def test_the_programs_used_longest_ago_are_dropped_first_and_once_a_day(tmp_path):
+    folder = tmp_path / "xla-0"
+    folder.mkdir()
+    for age in range(4):
+        file = folder / f"jit_{age}-cache"
+        file.write_bytes(bytes(10))
+        os.utime(file, (1e9 - age, 1e9 - age))
+    mine = folder / "notes.txt"
+    mine.write_text("not a program")
+    _compiled.drop_oldest(tmp_path, limit=25)
+    assert sorted(file.name for _, _, file in _compiled.programs(tmp_path)) == ["jit_0-cache", "jit_1-cache"]
+    assert mine.exists()
+    _compiled.drop_oldest(tmp_path, limit=0)  # looked at a moment ago
+    assert len(_compiled.programs(tmp_path)) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tmp_path, monkeypatch):
+    import jax
+
+    file = tmp_path / "file"
+    file.touch()
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        monkeypatch.setenv("LARGEPROMPT_CACHE", str(file))
+        with pytest.warns(UserWarning, match="compiled programs are not kept"):
+            assert _compiled.keep_compiled() is None
+        with pytest.raises(OSError, match="file"):
+            _compiled.keep_compiled(file)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_command_without_a_cache_says_so_in_one_line_and_runs(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    environment = {**os.environ, "LARGEPROMPT_CACHE": str(file)}
+    command = [sys.executable, "-m", "largeprompt", "runs", "list", "--store", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0
+    assert re.fullmatch(r"largeprompt: compiled programs are not kept: \S+: Not a directory; .*\n", run.stderr)
+
+
+def test_a_module_that_fails_or_ends_the_process_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "fails.py").write_text("print('hello')\nraise AttributeError('no attribute\\nrow_stack')")
+    (tmp_path / "dies.py").write_text(
+        "import os, sys\nprint('F: unknown flag', file=sys.stderr, flush=True)\nos._exit(6)"
+    )
+    (tmp_path / "works.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert list(_doctor.imported(["fails", "dies", "works", "nowhere"])) == [
+        ("fails", False, "AttributeError: no attribute row_stack"),
+        ("dies", False, "F: unknown flag"),
+        ("works", True, ""),
+        ("nowhere", False, "ModuleNotFoundError: No module named 'nowhere'"),
+    ]
+
+
+def answers(**broken):
+    def imported(names):
+        found = {"devices": (True, "cpu (cpu)"), "cuda": (True, "CUDA finds no device and driver"), **broken}
+        return [(name, *found.get(name, (True, ""))) for name in names]
+
+    return imported
+
+
+def test_the_doctor_says_what_there_is(command, monkeypatch):
+    monkeypatch.setattr(_doctor, "imported", answers())
+    code, output, errors = command("doctor", "--json")
+    assert (code, errors) == (0, "")
+    found = json.loads(output)
+    assert found["broken"] == 0
+    checks = {check["name"]: check for check in found["checks"]}
+    assert {"largeprompt", "python", "jax", "jaxlib", "numpy", "numba", "devices of JAX", "compiled programs"} <= {
+        *checks
+    }
+    assert checks["jax"]["found"] == _doctor.metadata.version("jax")
+    assert checks["GPU of the engine"]["state"] == "none"
+
+
+def test_what_is_broken_is_named_with_its_cure_and_the_exit_code_is_1(command, monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("LARGEPROMPT_CACHE", str(file))
+    monkeypatch.setattr(_doctor, "imported", answers(numba=(False, "ImportError: NumPy is too new")))
+    code, output, _ = command("doctor")
+    assert code == 1
+    assert "cannot be imported: ImportError: NumPy is too new; pip install --force-reinstall numba\n" in output
+    assert "nothing can be written there: set LARGEPROMPT_CACHE to another folder, or to off\n" in output
+    assert output.endswith("2 are broken\n")
+
+
+def test_an_old_version_is_broken_and_an_extra_may_be_missing(command, monkeypatch):
+    versions = {"jax": "0.9.3", "torch": None}
+    found = _doctor._version
+    monkeypatch.setattr(_doctor, "imported", answers())
+    monkeypatch.setattr(_doctor, "_version", lambda name: versions[name] if name in versions else found(name))
+    code, output, _ = command("doctor")
+    assert code == 1
+    assert 'BROKEN: 0.9.3 is too old; pip install "jax>=0.10"\n' in output
+    assert 'not installed; pip install "largeprompt[models]"\n' in output
