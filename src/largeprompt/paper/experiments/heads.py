@@ -120,14 +120,14 @@ class SeveralHeads(Experiment):
             group = _of(data, H, L)
             best = data.sel(L=L)
             both = group.isel(run=group.paired.values)
-            told = f"{_heads(H)} trained at L = {L} ({group.sizes['run']} seeds):"
+            whose = f"{_heads(H)} trained at L = {L} ({group.sizes['run']} seeds):"
             apart = [f"risk {float(group.risk.mean() / best.one):.3f} of the least of one head"]
             if H > 1:
                 apart += [f"{both.sizes['run']} runs have heads of both signs"]
             if H > 1 and both.sizes["run"]:
                 apart += [f"these end {100 * float(both.risk.mean() / best.pair - 1):.1f} % above the best pair"]
                 apart += [f"their values add up to {float(both.imbalance.mean()):.3f} of their sizes"]
-            lines.append(f"{told} {', '.join(apart)}.")
+            lines.append(f"{whose} {', '.join(apart)}.")
         return lines
 
 
