@@ -376,7 +376,10 @@ def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_f
     page.goto(write_unfinished(folder, keys=()).as_uri())
     assert page.locator("#figures article.pending").count() == len(FIGURES)
     text = page.locator(".unfinished").inner_text()
-    assert "Unfinished. 0 of 2 figures and 3 of 4 claims are here; the others are grey. About 2 min 30 s left." in text
+    assert (
+        f"Unfinished. 0 of {len(FIGURES)} figures and 3 of 4 claims are here; the others are grey. About 2 min 30 s left."
+        in text
+    )
     assert "largeprompt reproduce --preset quick" in text
     grey, ink = (
         page.locator(f"#claim-{key} td.statement").evaluate("it => getComputedStyle(it).color") for key in ("C1", "C10")
@@ -418,7 +421,7 @@ def test_only_the_page_of_a_running_job_loads_itself_again(tmp_path):
     stopped = write_unfinished(folder, stopped=True).read_text("utf-8")
     finished = write(folder)[0].read_text("utf-8")
     assert [text.count("location.reload") for text in (running, stopped, finished)] == [1, 0, 0]
-    assert "Stopped before the end.</b> 1 of 2 figures and 3 of 4 claims are here" in stopped
+    assert f"Stopped before the end.</b> 1 of {len(FIGURES)} figures and 3 of 4 claims are here" in stopped
     for trace in ("unfinished", PENDING):
         assert trace not in finished.partition("<script type")[0]  # Plotly's own words do not count
 
