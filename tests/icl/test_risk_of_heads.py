@@ -154,3 +154,12 @@ def test_one_head_is_the_best_softmax_layer_and_ends_of_the_range_are_known():
     np.testing.assert_allclose(risk(lone.attention, TASK, 1).value, lone.risk.value, rtol=1e-12)
     with pytest.raises(ValueError, match="heads is 3; the least risk is known for 1 and 2 softmax heads"):
         optimal_heads(TASK, 9, 3)
+
+
+def test_scores_too_wide_for_the_table_are_sampled():
+    task, eye = lp.icl.LinearRegression.experiment(lp.icl.identity(3)), np.eye(4)
+    heads = [lp.Head(K=eye, Q=scale * eye, V=np.sign(scale) * eye, O=eye[3:]) for scale in (30.0, -30.0)]
+    found = lp.icl.risk(lp.MultiHead(heads), task, 7, rtol=0.1)
+    assert found.method.startswith("Monte Carlo over")
+    assert "standard deviations above 8" in found.reason
+    assert 1.0 < found.value < 1.5

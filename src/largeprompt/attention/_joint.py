@@ -35,6 +35,7 @@ class _Box(NamedTuple):
 
 # heads with narrow scores may have large values that nearly cancel: they need more digits
 _NARROW, _WIDE = _Box(1.0, 9, 8), _Box(8.0, 14, 12)
+WIDEST_JOINT = 8.0  # standard deviation of scores up to which ratios are known
 LONGEST_JOINT = 10**9
 
 

@@ -137,6 +137,20 @@ class OverHeads(AbstractOverNodes):
         nodes = " and W, quasi-Monte Carlo over x" if self.aligned else ", quasi-Monte Carlo over (W, x)"
         return f"exact over prompts{nodes}"
 
+    def beyond(self, layer: AbstractLayer, widest: float) -> Float[Array, ""]:
+        """The share of the nodes at which the scores of a softmax head have a larger standard deviation than this."""
+        heads, softmax = parts_of(layer, self.task)
+
+        def far(nodes: Nodes) -> Float[Array, ""]:
+            if self.aligned:
+                rho = _of_queries(heads, nodes, self.task).rho
+            else:
+                rho = _of_tokens(heads, Given.of(nodes, self.task, 1)).rho
+            nu = jnp.einsum("hhn->hn", rho)[np.array(softmax)]
+            return nodes.mean((nu > widest**2).any(axis=0).astype(nodes.x.dtype))
+
+        return jax.vmap(far)(self.nodes).mean()
+
     def over(self, nodes, layer):
         heads, softmax = parts_of(layer, self.task)
 

@@ -23,7 +23,7 @@ from largeprompt.attention import (
     merged_form,
 )
 from largeprompt.attention._forms import described
-from largeprompt.attention._joint import LONGEST_JOINT
+from largeprompt.attention._joint import LONGEST_JOINT, WIDEST_JOINT
 from largeprompt.attention._pair import pair_table
 
 from .._blocks import blocks
@@ -43,6 +43,7 @@ from ._quadrature import AlignedQuadrature, PairQuadrature
 from ._with_empty import WithEmpty
 
 Method = Literal["auto", "sampled"]
+_BEYOND = 1e-3  # share of nodes that may lie past the table of joint moments
 
 
 def risk_function(
@@ -70,15 +71,17 @@ def risk_function(
     if method == "auto" and (known := _on_finite_sets(layer, task, L, query_in_prompt)) is not None:
         return known
     obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
+    if obstacle is None and type(layer) is MultiHead and type(task) is LinearRegression:
+        if isinstance(L, Lengths) or math.inf == L:  # a law of finite lengths is an obstacle
+            return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
+        if (function := _of_heads(layer, task, L, generator, draws)) is not None:
+            return function
+        obstacle = f"scores have standard deviations above {WIDEST_JOINT:g}, past the table for several heads"
     if obstacle is not None or type(task) is not LinearRegression:
         keys = jax.random.split(generator, draws)
         function = OverInstances(task=task, keys=keys, L=L, query_in_prompt=query_in_prompt, reason=str(obstacle))
         refuse_beyond_memory(function.tokens(layer), task.dim)
         return function
-    if type(layer) is MultiHead:
-        if isinstance(L, Lengths) or math.inf == L:  # a law of finite lengths is an obstacle
-            return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
-        return _of_heads(layer, task, L, generator, draws)
     if kind_of(layer) == "linear" or math.inf == L:
         reason = f"{'linear attention' if kind_of(layer) == 'linear' else 'an infinite prompt'} on Gaussian tokens"
         function = _closed_form(task, L, query_in_prompt, reason)
@@ -179,8 +182,10 @@ def is_aligned(layer: AbstractLayer, task: AbstractRegression) -> bool:
     return not traced and not bool(jnp.any(parts.P != 0) | jnp.any(parts.C != 0))
 
 
-def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRNGKeyArray, draws: int) -> AbstractRisk:
-    """The risk of several heads at finite length."""
+def _of_heads(
+    layer: MultiHead, task: LinearRegression, L: int | float, key: PRNGKeyArray, draws: int
+) -> AbstractRisk | None:
+    """The risk of several heads at finite length; None where their scores are too wide for its table."""
     aligned = are_aligned(layer, task)
     if aligned and L > 1 and _is_pair(layer, task):
         pair, reason = jnp.asarray(pair_table(L)), "a pair of opposite softmax heads with P = C = 0 on Gaussian tokens"
@@ -199,6 +204,10 @@ def _of_heads(layer: MultiHead, task: LinearRegression, L: int | float, key: PRN
         aligned=aligned,
         reason=reason,
     )
+    if joint is not None:
+        beyond = function.beyond(layer, WIDEST_JOINT)
+        if not checks.is_traced(beyond) and float(beyond) > _BEYOND:
+            return None
     return _with_the_better_control(function, layer)
 
 
