@@ -73,10 +73,45 @@ def drop_oldest(base: Path, limit: int) -> None:
             file.unlink(missing_ok=True)
 
 
+def kept(name: str) -> bytes | None:
+    """A program for a GPU that some process has kept under this name; None where there is none."""
+    base = cache_folder()
+    if base is None:
+        return None
+    with contextlib.suppress(OSError):
+        file = _of_gpu(base, name)
+        found = file.read_bytes()
+        file.touch()  # so that it does not count as unused
+        return found
+    return None
+
+
+def keep(name: str, program: bytes) -> None:
+    """Keep a program for a GPU under this name; where nothing can be written, or nothing is to be kept, nothing is."""
+    base = cache_folder()
+    if base is None:
+        return
+    file = _of_gpu(base, name)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        drop_oldest(base, LIMIT)
+        # under another name first: a process that reads meanwhile finds all of it or none
+        part = file.with_name(f"{file.name}-{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            part.write_bytes(program)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _of_gpu(base: Path, name: str) -> Path:
+    return base / "gpu" / f"{name}-cache"
+
+
 def programs(base: Path) -> list[tuple[float, int, Path]]:
     """The compiled programs in a folder: when each was used last, its bytes, its file."""
     found = []
-    for file in base.glob("xla-*/*-cache"):
+    for file in [*base.glob("xla-*/*-cache"), *base.glob("gpu/*-cache")]:
         with contextlib.suppress(FileNotFoundError):  # another process deletes too
             known = file.stat()
             found.append((max(known.st_atime, known.st_mtime), known.st_size, file))

@@ -104,6 +104,27 @@ def test_the_programs_used_longest_ago_are_dropped_first_and_once_a_day(tmp_path
     assert len(_compiled.programs(tmp_path)) == 2
 
 
+def test_programs_of_a_gpu_are_kept_under_their_key_and_count_with_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("LARGEPROMPT_CACHE", str(tmp_path))
+    assert _compiled.kept("some-key") is None
+    _compiled.keep("some-key", b"machine code")
+    _compiled.keep("some-key", b"newer code")
+    assert _compiled.kept("some-key") == b"newer code"
+    assert _compiled.kept("other-key") is None
+    ((_, size, file),) = _compiled.programs(tmp_path)
+    assert size == len(b"newer code")
+    assert list(file.parent.iterdir()) == [file]  # nothing half written is left
+
+
+@pytest.mark.parametrize("place", ["off", "file"])
+def test_without_a_folder_programs_of_a_gpu_are_not_kept(tmp_path, monkeypatch, place):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LARGEPROMPT_CACHE", "off" if place == "off" else str(tmp_path / "file"))
+    _compiled.keep("some-key", b"machine code")
+    assert _compiled.kept("some-key") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
 def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tmp_path, monkeypatch):
     import jax
 

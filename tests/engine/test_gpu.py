@@ -154,8 +154,9 @@ def test_a_run_in_pieces_ends_where_one_in_one_go_does(L):
     assert not np.array_equal(flat(whole.layers), flat(MEMBERS["pair"]))
 
 
-def test_launches_end_by_the_clock_and_anywhere():
-    start = run(long(100), MEMBERS["pair"], 2000)
+@pytest.mark.parametrize("L", [100, 1000])
+def test_launches_end_by_the_clock_and_anywhere(L):
+    start = run(long(L), MEMBERS["pair"], 2000)
     (whole,), (cut,) = ends_on_gpu([start]), ends_on_gpu([start], seconds=1e-3)
     assert whole.step == 2000
     assert_same(cut, whole)
@@ -163,9 +164,10 @@ def test_launches_end_by_the_clock_and_anywhere():
     assert 0 < steps < 2000
 
 
-def test_states_kept_on_the_way_are_those_reached_by_stopping_there():
+@pytest.mark.parametrize("L", [10, 1000])
+def test_states_kept_on_the_way_are_those_reached_by_stopping_there(L):
     marks = (1, 2, 50, 51, 199, 200)
-    start = run(long(10), MEMBERS["pair"], 200)._replace(marks=marks)
+    start = run(long(L), MEMBERS["pair"], 200)._replace(marks=marks)
     segment = GpuBatch([start]).advance()[0]
     trainer = GpuTrainer(start.training, MEMBERS["pair"])
     assert tuple(segment.steps) == marks
@@ -185,6 +187,45 @@ def test_runs_beside_others_end_where_they_do_alone():
         (alone,) = ends_on_gpu([runs[i]])
         assert_same(beside[i], alone)
     assert len({flat(end.layers).tobytes() for end in beside}) == len(beside)
+
+
+@pytest.mark.parametrize("batch", [128, 200])
+@pytest.mark.parametrize("L", [193, 1001, 5000])
+def test_a_run_on_several_processors_ends_where_one_on_one_does(L, batch):
+    """With all prompts at once or not, an odd number of tokens or not, and sums that are carried over or not."""
+    start = run(dataclasses.replace(long(L), batch=batch), MEMBERS["pair"], 30)
+    assert GpuBatch([start]).shares[0] > GpuBatch([start], among=1000).shares[0]
+    (one,), (other, *_) = ends_on_gpu([start]), ends_on_gpu([start] * 40)
+    assert_same(one, other)
+
+
+def test_a_run_on_several_processors_whose_layers_have_diverged_stops():
+    training = dataclasses.replace(long(1000), rate=1e9)
+    trainer = GpuTrainer(training, MEMBERS["pair"])
+    state = trainer.advance(trainer.start(), 40)
+    assert (state.step, state.diverged) == (40, (0, 0))
+    np.testing.assert_array_equal(flat(state.layers), flat(MEMBERS["pair"]))
+
+
+def test_a_loop_from_disk_is_the_one_that_was_compiled(tmp_path, monkeypatch):
+    from largeprompt.engine._gpu_kernel import train
+
+    monkeypatch.setenv("LARGEPROMPT_CACHE", str(tmp_path))
+    start, ends = run(small(), pair(3), 20), []
+    train.cache_clear()
+    ends += ends_on_gpu([start])
+    (file,) = (tmp_path / "gpu").iterdir()
+    kept = file.read_bytes()
+    train.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("numba.cuda.dispatcher.CUDADispatcher.compile", None)  # a call would fail
+        ends += ends_on_gpu([start])
+    file.write_bytes(kept[: len(kept) // 2])
+    train.cache_clear()
+    ends += ends_on_gpu([start])
+    for end in ends[1:]:
+        assert_same(end, ends[0])
+    assert file.read_bytes() == kept
 
 
 def test_a_layer_that_diverges_stays_and_the_other_goes_on():

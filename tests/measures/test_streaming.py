@@ -91,6 +91,16 @@ def test_tokens_of_weight_zero_do_not_count(streamed, direct, zero):
     close(over_tilts(streamed)(points, log_weights, thetas), by_numpy(streamed, kept, uniform, thetas))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e4])
+def test_the_form_for_a_gpu_is_that_of_numpy(weighted, size):
+    points, log_weights = prompt(300)
+    weights, theta = log_weights if weighted else None, size * jnp.asarray(catalogue.matrix(2, 3))
+    fused = _streaming._fused_log_mass, _streaming._fused_mean
+    for form, moment in zip(fused, STREAMED[:2], strict=True):
+        close(form(points, weights, theta), by_numpy(moment, points, weights, theta))
+
+
 @each_moment
 def test_single_precision_streams_to_single_precision(streamed, direct):
     points, log_weights = (array.astype(jnp.float32) for array in prompt(1000))

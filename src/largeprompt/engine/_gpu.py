@@ -15,7 +15,9 @@ from largeprompt import _device
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._batch import Law
+from ._gpu_program import prepare
 from ._gpu_shapes import (
+    BLOCKS,
     DIVERGED,
     INTEGERS,
     MARK,
@@ -73,19 +75,20 @@ class Segment(NamedTuple):
     kept: Layers
 
 
-_compiled: set[Any] = set()  # loops
-
-
 class GpuBatch:
-    """Trainings of any lengths, laws and shapes that run together on one GPU."""
+    """Trainings of any lengths, laws and shapes that run together on one GPU.
 
-    def __init__(self, runs: Sequence[GpuRun]):
+    Where few of them share the card (`among` so many), each with long prompts has several of its processors.
+    """
+
+    def __init__(self, runs: Sequence[GpuRun], among: int | None = None):
         for run in runs:
             steps = [run.state.step, *run.marks]
             if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > run.stop:
                 raise ValueError(f"marks are {run.marks}; they must increase from above {steps[0]} to {run.stop}")
         self._arrays = [TrainingArrays(run.training, run.state.layers) for run in runs]
-        shapes = [_shape_of(run.training, arrays) for run, arrays in zip(runs, self._arrays, strict=True)]
+        few = BLOCKS * (among or len(runs)) <= _processors()
+        shapes = [_shape_of(run.training, arrays, few) for run, arrays in zip(runs, self._arrays, strict=True)]
         groups = []
         for shape in dict.fromkeys(shapes):
             numbers = [i for i, other in enumerate(shapes) if other == shape]
@@ -113,9 +116,9 @@ class GpuBatch:
         self._running = [group for group in self._groups if group[1].prepare()]
         if not self._running:
             return
-        for _, group in self._running:  # before a clock runs
-            group.compile()
         self._deadline = self._running[0][1].on_card(np.zeros(1, np.int64))
+        for _, group in self._running:  # before a clock runs
+            group.compile(self._deadline)
         for _, group in self._running:  # only now: a copy to the card waits for all that was launched before
             group.launch(seconds, self._deadline)
 
@@ -132,8 +135,15 @@ class GpuBatch:
         return segments
 
 
-def _shape_of(training: Training, arrays: TrainingArrays) -> tuple[KernelShape, int]:
-    """The shape of its kernel, and the number of threads for each prompt."""
+def _processors() -> int:
+    """The multiprocessors of the card; of a simulated one, which runs blocks one after the other, none."""
+    from ._cuda import cuda
+
+    return 0 if PLAIN_PYTHON else cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+
+def _shape_of(training: Training, arrays: TrainingArrays, spread: bool = False) -> tuple[KernelShape, int]:
+    """The shape of its kernel, which may be `spread` over several blocks, and the number of threads for each prompt."""
     softmax, linear = (
         None if w is None else LayerShape(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
         for w in (arrays.softmax, arrays.linear)
@@ -145,7 +155,11 @@ def _shape_of(training: Training, arrays: TrainingArrays) -> tuple[KernelShape, 
         while parts < MOST_PARTS and _TOKENS_OF_ONE_THREAD * parts < training.L:
             parts *= 2
     infinite, moments = math.inf == training.L, training.optimiser.moments
-    return KernelShape(training.task.dim - 1, softmax, linear, prompts, few, infinite, moments), parts
+    shape = KernelShape(training.task.dim - 1, softmax, linear, prompts, few, infinite, moments)
+    if spread and parts == MOST_PARTS and shape.can_spread:
+        # two threads read what one does otherwise, with the same sums, and as many others help with the rest
+        return shape._replace(blocks=BLOCKS), 4 * parts
+    return shape, parts
 
 
 class _Group:
@@ -155,7 +169,7 @@ class _Group:
         from ._gpu_kernel import cuda, train  # imports what is an extra
 
         self._cuda, self._shape, self._loop = cuda, shape, train(shape)
-        self._threads, self._shared = shape.prompts * parts, shape.shared_bytes(parts)
+        self._threads, self._shared = shape.own * parts, shape.shared_bytes(parts)
         self._stream = self._cuda.stream()
         self._stops = np.array([run.stop for run, _ in members])
         self._marks = [np.asarray(run.marks, np.int64) for run, _ in members]
@@ -180,6 +194,8 @@ class _Group:
         states = [(arrays.vector(run.state.layers), arrays.vectors(run.state.moments)) for run, arrays in members]
         self._states = self.on_card(np.stack([np.concatenate(both) for both in states]))
         self._rooms = [self._room(layer) for layer in shape.layers]
+        together = len(members) if shape.blocks > 1 else 1
+        self._readings = self.on_card(np.zeros((together, max(1, shape.exchanged)), np.float32))
 
     def _room(self, layer: LayerShape) -> _Room:
         runs = 1 if self._shape.on_chip else len(self._stops)
@@ -203,49 +219,51 @@ class _Group:
         order = self._ranked[self._left()[self._ranked] > 0]
         self._on_card = self.on_card(self._integers), self._cuda.device_array((len(window), width, self._shape.size))
         self._order, self._marks_on_card, self._launched = self.on_card(order), self.on_card(marks), order
+        self._arrived = self.on_card(np.zeros((self._readings.shape[0], 1), np.int64))
         return True
 
     def on_card(self, array: np.ndarray) -> Any:
         """A copy in the card's memory."""
         return self._cuda.to_device(array)
 
-    def compile(self) -> None:
-        """Have the loop compiled, by a launch in which no run has a step to do."""
-        if self._loop in _compiled:
-            return
-        integers = self._integers.copy()
-        integers[:, STOP] = integers[:, STEP]
-        self._call(1, self.on_card(integers), self.on_card(np.zeros(1, np.int64)), 1, 1.0)
-        self._stream.synchronize()
-        _compiled.add(self._loop)
+    def compile(self, deadline: Any) -> None:
+        """Have the loop compiled, or loaded."""
+        if not PLAIN_PYTHON:
+            with _without_garbage_collection():
+                prepare(self._loop, self._shape, self._arguments(deadline, 1, 1.0))
 
     def launch(self, seconds: float, deadline: Any) -> None:
         """Start the blocks; they stop at the deadline that the first of them sets."""
         budget, speed = 1, 1.0  # of a simulated clock
         if not PLAIN_PYTHON:
             budget, speed = int(seconds * 1e9), self._cuda.get_current_device().CLOCK_RATE / 1e6
-        self._call(len(self._launched), self._on_card[0], deadline, budget, speed)
-
-    def _call(self, blocks: int, integers: Any, deadline: Any, budget: int, speed: float) -> None:
-        with _without_garbage_collection(), warnings.catch_warnings():
+        blocks = len(self._launched) * self._shape.blocks
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Grid size")  # one run leaves most of a card idle
-            self._loop[blocks, self._threads, self._stream, self._shared](
-                self._order,
-                integers,
-                self._rates,
-                self._coefficients,
-                self._scales,
-                self._laws,
-                self._rooms[0],
-                self._rooms[-1],
-                self._states,
-                self._marks_on_card,
-                self._on_card[1],
-                FAR,
-                deadline,
-                budget,
-                speed,
-            )
+            loop = self._loop[blocks, self._threads, self._stream, self._shared]
+            loop(*self._arguments(deadline, budget, speed))
+
+    def _arguments(self, deadline: Any, budget: int, speed: float) -> tuple[Any, ...]:
+        integers, kept = self._on_card
+        return (
+            self._order,
+            integers,
+            self._rates,
+            self._coefficients,
+            self._scales,
+            self._laws,
+            self._rooms[0],
+            self._rooms[-1],
+            self._states,
+            self._marks_on_card,
+            kept,
+            self._readings,
+            self._arrived,
+            FAR,
+            deadline,
+            budget,
+            speed,
+        )
 
     def collect(self) -> dict[int, tuple]:
         """Wait for the launch; return what became of each training that was in it."""
@@ -268,14 +286,14 @@ class _Group:
 
     @property
     def share(self) -> float:
-        """The share of the card that a block takes, by registers or by memory of one of its processors."""
+        """The share of the card that a run takes, by registers or by memory of the processors of its blocks."""
         at_once = _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads)
         if PLAIN_PYTHON:
-            return 1 / max(1, at_once)
+            return self._shape.blocks / max(1, at_once)
         card = self._cuda.get_current_device()
         bytes_of_block = self._shape.fixed_bytes + self._shared
         at_once = min(at_once, card.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // bytes_of_block)
-        return 1 / max(1, at_once) / card.MULTIPROCESSOR_COUNT
+        return self._shape.blocks / max(1, at_once) / card.MULTIPROCESSOR_COUNT
 
     def _left(self) -> np.ndarray:
         return self._stops - self._integers[:, STEP]

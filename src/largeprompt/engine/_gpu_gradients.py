@@ -1,16 +1,32 @@
 """Gradients on a GPU: all threads of a block add up what each has for its own prompt."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._batch import errors, times_error
 from ._chain_rule import u
 from ._cuda import cuda  # under this name, by which its simulator finds it
-from ._gpu_shapes import KernelShape
-from ._target import together
+from ._gpu_shapes import LATE, KernelShape
+from ._target import fresh, fresh_whole, member, members, together
 
 f32, f64 = np.float32, np.float64
+_LATE = 2**40  # more blocks than ever come
+
+
+class Meeting(NamedTuple):
+    """What the blocks of a run share: readings, how many blocks have come, and whether time is over.
+
+    There are two places for readings, used in turn: who writes to one has met all the others since they read it. That
+    time is over is counted with the blocks that have come, as a large number.
+    """
+
+    readings: np.ndarray
+    arrived: np.ndarray
+    flags: np.ndarray
+    block: int
+    number: int
+    no_time: bool
 
 
 def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
@@ -28,9 +44,10 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
     )
     (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
     apart, last = staged + 1, len(shape.layers) - 1
-    helped = shape.helped
+    helped, helper, own, blocks, spread = shape.helped, shape.helper, shape.own, shape.blocks, shape.blocks > 1
+    exchanged, rows = shape.exchanged // 2, (2 * len(shape.layers) + 1) * D
     heads, other_heads = shape.layers[0].number, shape.layers[-1].number
-    after_readings = (2 * len(shape.layers) + 1) * D * apart
+    after_readings = rows * apart
 
     @cuda.jit(device=True)
     def put(readings, h, layer, at, stage):
@@ -98,8 +115,59 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
             w.dU[u(h), u(i), u(c)] += total
 
     @cuda.jit(device=True)
-    def gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry):
-        """Add a block's prompts to the gradients of both layers, each thread to the entries that it keeps."""
+    def give(s, lane, meeting):
+        """Put the readings of one head of each layer where the other blocks find them."""
+        to, at = meeting.readings, meeting.number % 2 * exchanged + meeting.block * own + lane
+        for i in range(d):
+            to[u(at + i * prompts)] = s.drawn[i]
+        to[u(at + d * prompts)] = f32(1)
+        for i in range(2 * D):
+            if softmax:
+                to[u(at + (D + i) * prompts)] = s.softmax[i]
+            if linear:
+                to[u(at + ((2 * last + 1) * D + i) * prompts)] = s.linear[i]
+        cuda.threadfence()
+
+    @cuda.jit(device=True)
+    def meet(meeting):
+        """Wait for the other blocks of a run; all of them then know whether the first had time left."""
+        together()
+        if member() == 0:
+            first_late = meeting.block == 0 and meeting.no_time and meeting.flags[LATE] == 0
+            cuda.atomic.add(meeting.arrived, 0, 1 + (_LATE if first_late else 0))
+            seen = fresh_whole(meeting.arrived, 0)
+            while seen % _LATE < (meeting.number + 1) * blocks:
+                seen = fresh_whole(meeting.arrived, 0)
+            meeting.flags[LATE] = seen // _LATE
+        together()
+
+    @cuda.jit(device=True)
+    def take(meeting, stage):
+        """Copy what all blocks gave, eight numbers at a time: each takes long to come."""
+        given, first, step, end = meeting.readings, meeting.number % 2 * exchanged, members(), rows * prompts
+        e, most = member(), end - 1
+        while e < end:
+            found = (
+                fresh(given, first + e),
+                fresh(given, first + min(e + step, most)),
+                fresh(given, first + min(e + 2 * step, most)),
+                fresh(given, first + min(e + 3 * step, most)),
+                fresh(given, first + min(e + 4 * step, most)),
+                fresh(given, first + min(e + 5 * step, most)),
+                fresh(given, first + min(e + 6 * step, most)),
+                fresh(given, first + min(e + 7 * step, most)),
+            )
+            for value in found:
+                if e < end:
+                    stage[u(e // prompts * apart + e % prompts)] = value
+                e += step
+
+    @cuda.jit(device=True)
+    def gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry, meeting):
+        """Add the prompts of a run to the gradients of both layers, each thread to the entries that it keeps.
+
+        Each block of a run has the readings of all, and adds them up as one alone would: the sums are the same.
+        """
         if part == 0 and softmax:
             errors(d, m // 2, 0, s.softmax, valid, s)
             for c in range(m):
@@ -111,7 +179,12 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
         for h in range(max(m, n) // 2):
             for begin in range(0, prompts, staged):
                 at = lane - begin
-                if part == 0 and 0 <= at < staged:
+                if spread:
+                    if part == 0:
+                        give(s, lane, meeting)
+                    meet(meeting)
+                    take(meeting, stage)
+                elif part == 0 and 0 <= at < staged:
                     for i in range(d):
                         stage[u(i * apart + at)] = s.drawn[i]
                     stage[u(d * apart + at)] = f32(1)
@@ -120,7 +193,7 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
                     if 2 * h < n:
                         put(s.linear, h, last, at, stage)
                 together()
-                if helped and part == 1 and begin == 0:  # one head has `helped`
+                if helped and part == helper and begin == 0:  # one head has `helped`
                     hand_over(s, lane, drawn)
                 count = min(staged, prompts - begin)
                 if h < (heads if layer == 0 else other_heads):

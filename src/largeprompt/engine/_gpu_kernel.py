@@ -1,5 +1,6 @@
 """The loop over steps on a GPU: a block of threads is a run, and each of its threads has one prompt of the batch.
 
+A run that has much of the card to itself may have several blocks, which share the prompts and keep the same weights.
 The weights stay in the memory that a block shares, what is computed for a prompt in the registers of its thread. Long
 prompts have several threads, which deal the tokens out among them; one of them then does the rest. Of two layers, each
 half of the threads keeps one. The processor compiles the same `_batch`, `_readings`, `_wishart`, `_chain_rule` and all
@@ -26,12 +27,14 @@ from ._chain_rule import (
     u,
 )
 from ._cuda import cuda  # under this name, by which its simulator finds it
-from ._gpu_gradients import adding_gradients
+from ._gpu_gradients import Meeting, adding_gradients
 from ._gpu_prompts import drawing_ahead, sums_over_tokens
 from ._gpu_shapes import (
     BATCH,
     DIVERGED,
+    FLAGS,
     HIGH,
+    LATE,
     LENGTH,
     LOW,
     MARK,
@@ -66,8 +69,9 @@ def _on_own(function: Any, pair: bool) -> Any:
 def train(shape: KernelShape) -> Any:
     """The loop over steps for runs of one shape, compiled when it is first called."""
     d, D, prompts, helped = shape.d, shape.d + 1, shape.prompts, shape.helped
+    own, blocks, spread, helper = shape.own, shape.blocks, shape.blocks > 1, shape.helper
     (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
-    drawn_size = max(shape.drawn_rows, 1) * prompts
+    drawn_size = max(shape.drawn_rows, 1) * own
     few, infinite = shape.few, shape.infinite
     draw, hand_over, hand_instances, take_instances = drawing_ahead(shape)
     add_up_tokens, gradients = sums_over_tokens(shape), adding_gradients(shape, hand_over)
@@ -108,6 +112,7 @@ def train(shape: KernelShape) -> Any:
         n_linear,
         n_work,
     ) = sizes.values()
+    n_flags = FLAGS
 
     def run_blocks(
         order,
@@ -121,17 +126,21 @@ def train(shape: KernelShape) -> Any:
         states,
         marks,
         kept,
+        readings,
+        arrived,
         far,
         deadline,
         budget,
         speed,
     ):
-        """Advance one run per block: from its step on until its stop, or until the deadline.
+        """Advance one run per block, or per few: from its step on until its stop, or until the deadline.
 
         That is `budget` nanoseconds after the first block of all has begun; `speed` is the most cycles of a nanosecond.
         """
-        run = order[cuda.blockIdx.x]
-        lane, part, parts = member() % prompts, member() // prompts, members() // prompts
+        place, block = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks
+        run = order[place]
+        lane, part, parts = member() % own, member() // own, members() // own
+        number = block * own + lane  # of the first prompt of this thread
         mates = members() // layers
         layer, mate = member() // mates, member() % mates
         length, batch = integers[u(run), u(LENGTH)], integers[u(run), u(BATCH)]
@@ -184,13 +193,14 @@ def train(shape: KernelShape) -> Any:
         )
         stage = cuda.shared.array(0, real32)  # readings, and before them the sums over parts of the tokens
         drawn = cuda.shared.array(drawn_size, real32)
-        gone = cuda.shared.array(2, whole32)  # whether each layer has diverged
+        flags = cuda.shared.array(n_flags, whole32)  # whether each layer has diverged, and whether no time is left
         state, offset = states[u(run)], layer * first_size
         own_copy(second, soft, line, state, offset, False)
         diverged = integers[u(run), u(DIVERGED + layer)]
         if mate == 0:
-            gone[layer] = diverged >= 0
+            flags[layer] = diverged >= 0
         if member() == 0:
+            flags[LATE] = 0
             cuda.atomic.cas(deadline, 0, 0, nanoseconds() + budget)
         together()
         began = cycles()
@@ -198,10 +208,11 @@ def train(shape: KernelShape) -> Any:
         step, stop, mark = integers[u(run), u(STEP)], integers[u(run), u(STOP)], integers[u(run), u(MARK)]
         due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
         entry = mate // D % D, mate % D, mate // (D * D)  # of the sums over prompts, what this thread computes
-        # a block that comes too late leaves; the first does a step at least
-        going = cuda.blockIdx.x == 0 or all_agree(began < last)
-        if helped and part == 1:
-            draw(length, s, lane, u32(step), k0, k1)
+        # a block that comes too late leaves; the first does a step at least, and so do all where runs have several
+        going = spread or cuda.blockIdx.x == 0 or all_agree(began < last)
+        meetings = 0
+        if helped and part == helper:
+            draw(length, s, number, u32(step), k0, k1)
             hand_over(s, lane, drawn)
             hand_instances(s, lane, stage)
         while going and step < stop:
@@ -216,7 +227,7 @@ def train(shape: KernelShape) -> Any:
             together()
             t = u32(step)
             for first in range(0, batch, prompts):
-                prompt = first + lane
+                prompt = first + number
                 valid = 1 if prompt < batch else 0
                 if part == 0:
                     if helped:
@@ -245,12 +256,16 @@ def train(shape: KernelShape) -> Any:
                             readings_from_sums(D, m, m + n, linear, s)
                     if linear and part == 0:
                         linear_readings(length, D, n, m, s)
-                if helped and part == 1:
+                if helped and part == helper:
                     same = first + prompts < batch
-                    draw(length, s, prompt + prompts if same else lane, t if same else u32(t + u32(1)), k0, k1)
-                gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry)
+                    draw(length, s, prompt + prompts if same else number, t if same else u32(t + u32(1)), k0, k1)
+                no_time = spread and cycles() >= last
+                shared = place if spread else 0
+                meeting = Meeting(readings[shared], arrived[shared], flags, block, meetings, no_time)
+                gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry, meeting)
+                meetings += 1
                 if helped:
-                    if part == 1:
+                    if part == helper:
                         hand_instances(s, lane, stage)
                     if batch > prompts:
                         together()
@@ -267,13 +282,16 @@ def train(shape: KernelShape) -> Any:
             if diverged < 0 and not own_accept(second, soft, line, all_within, far):
                 diverged = step
                 if mate == 0:
-                    gone[layer] = True
+                    flags[layer] = True
             step += 1
-            if step == due:  # each thread copies the entries that it has set
+            if step == due and block == 0:  # each thread copies the entries that it has set
                 own_copy(second, soft, line, kept[u(run), u(mark)], offset, True)
                 mark += 1
                 due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
-            going = all_agree(cycles() < last) and (diverged < 0 or (pair and not gone[1 - layer]))
+            in_time = flags[LATE] == 0 if spread else cycles() < last
+            going = all_agree(in_time) and (diverged < 0 or (pair and not flags[1 - layer]))
+        if block > 0:
+            return
         own_copy(second, soft, line, state, offset, True)
         if mate == 0:
             integers[u(run), u(DIVERGED + layer)] = diverged

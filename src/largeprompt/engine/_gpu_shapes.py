@@ -9,9 +9,12 @@ from ._target import WARP
 from ._tokens import SHORT, SUMS
 
 PROMPTS = 4 * WARP  # at most, that a block has threads for at a time
-MOST_PARTS = 4  # threads of a prompt
+MOST_PARTS = 4  # threads of a prompt, where a block has the whole batch
+BLOCKS = 8  # that share the prompts of a run which has much of the card to itself
 REGISTERS = 128  # of a thread: a block of the most threads takes all that there are
-_MOST_BYTES = 48 * 1024 - 8  # that a block shares without asking the driver for more, and `gone` in the loop
+FLAGS = 3  # that a block shares: whether each layer has diverged, and whether no time is left
+LATE = 2  # the last of them
+_MOST_BYTES = 48 * 1024 - 4 * FLAGS  # that a block shares beside them without asking the driver for more
 _SHARED_BYTES = 47 * 1024  # of them, in what follows
 _ON_CHIP_BYTES = 8 * 1024  # of weights: more than that would leave no room beside it
 _DRAWN_BYTES = 22 * 1024  # handed over between the threads of a prompt
@@ -52,6 +55,27 @@ class KernelShape(NamedTuple):
     few: bool = False  # tokens: fewer than there are directions that they would be drawn along
     infinite: bool = False  # many
     moments: int = 0  # that the optimiser carries of each weight
+    blocks: int = 1  # that share the prompts of a run
+
+    @property
+    def own(self) -> int:
+        """How many prompts a block has threads for, of those that its run reads at a time."""
+        return self.prompts // self.blocks
+
+    @property
+    def helper(self) -> int:
+        """Which thread of a prompt draws for the first; where a run has several blocks, one that reads no tokens."""
+        return 1 if self.blocks == 1 else 2 * MOST_PARTS
+
+    @property
+    def can_spread(self) -> bool:
+        """Whether a run may have several blocks, each with all weights and the readings of all prompts at once."""
+        return self.helped and self.on_chip and self.staged == self.prompts == PROMPTS and not self.moments
+
+    @property
+    def exchanged(self) -> int:
+        """How many numbers the blocks of a run give to one another, twice, so that none waits for those who read."""
+        return 2 * (2 * len(self.layers) + 1) * (self.d + 1) * self.prompts if self.blocks > 1 else 0
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -92,7 +116,7 @@ class KernelShape(NamedTuple):
     @property
     def fixed_bytes(self) -> int:
         """What every block takes: for weights, for what is handed over, and for which layer has diverged."""
-        return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.prompts + 8
+        return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.own + 4 * FLAGS
 
     @property
     def staged(self) -> int:
@@ -105,7 +129,7 @@ class KernelShape(NamedTuple):
     @property
     def _room(self) -> int:
         """Bytes that are left beside weights and what is handed over."""
-        return _SHARED_BYTES - (_ON_CHIP_BYTES if self.on_chip else 0) - 4 * self.drawn_rows * self.prompts
+        return _SHARED_BYTES - (_ON_CHIP_BYTES if self.on_chip else 0) - 4 * self.drawn_rows * self.own
 
     @property
     def rows_across(self) -> int:
@@ -134,7 +158,7 @@ class KernelShape(NamedTuple):
 
         Short prompts alone. They lie where the thread that reads them then puts readings: it must not meet another's.
         """
-        rows = self._room // (4 * (self.prompts + 1)) - self.instance_rows
+        rows = self._room // (4 * (self.own + 1)) - self.instance_rows
         return min(max(0, rows) // 4, SHORT // 2) if self.helped and self.staged == self.prompts else 0
 
     @property
@@ -155,5 +179,5 @@ class KernelShape(NamedTuple):
 
     def shared_bytes(self, parts: int) -> int:
         """What a block takes for readings, for what is drawn ahead, or for sums over tokens of that many threads."""
-        ahead = (self.prompts + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
-        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.prompts * (len(SUMS) + 1) * (parts - 1))
+        ahead = (self.own + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
+        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.own * (len(SUMS) + 1) * (parts - 1))

@@ -184,6 +184,26 @@ def _clock(name: str):
     return function
 
 
+def _fresh(kind: Any, real: Any, load: str, register: str):
+    """A number that another block may have just written, read past what a multiprocessor keeps to itself.
+
+    With side effects, so that no compiler moves it before the wait for those blocks.
+    """
+
+    def function(context, array, index):
+        def generate(context, builder, signature, arguments):
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            place = builder.ptrtoint(builder.gep(data, [arguments[1]]), _WIDE)
+            code = ir.InlineAsm(
+                ir.FunctionType(real, [_WIDE]), f"{load} $0, [$1];", f"={register},l,~{{memory}}", side_effect=True
+            )
+            return builder.call(code, [place])
+
+        return kind(array, types.intp), generate
+
+    return function
+
+
 def _together(context):
     """Wait until all threads that share a step have come here, and see what they wrote."""
 
@@ -231,6 +251,13 @@ mate = _either(_shared_out(0), lambda own: own)  # which of those that share a l
 mates = _either(_shared_out(1), lambda number: number)  # how many they are
 alone = _either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
 across = _either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
+fresh, fresh_whole = (
+    _either(_fresh(*how), lambda array, index: array[index])
+    for how in (
+        (types.float32, _REAL, "ld.relaxed.gpu.global.f32", "f"),
+        (types.int64, _WIDE, "ld.acquire.gpu.global.s64", "l"),
+    )
+)
 together = _either(_together, lambda: _thread().syncthreads())
 all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
 cycles = _either(_clock("%clock64"), lambda: 0)  # of the multiprocessor that a thread runs on

@@ -49,7 +49,7 @@ def forecast(
     together = [run for run in to_do if on_gpu and named[run].engine == "fused"]
     kinds = {_kind(named[run]): run for run in reversed(to_do)}
     with (progress or Progress()).task("timing a few steps (the first time, compiling them)", len(kinds)) as advance:
-        speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)})
+        speeds, shares = _on_gpu({_kind(named[run]): run for run in reversed(together)}, len(together))
         for kind, run in kinds.items():
             if kind not in speeds:
                 speeds[kind] = _speed(run)
@@ -89,8 +89,8 @@ def _shorter(run: Run) -> tuple[Run, float]:
     return (dataclasses.replace(run, L=L, engine=run.resolved.engine), run.L / L) if L < run.L else (run, 1.0)
 
 
-def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple, float]]:
-    """Steps per second of a run of each kind, and the share that it takes of a GPU meanwhile."""
+def _on_gpu(kinds: Mapping[tuple, Run], among: int) -> tuple[dict[tuple, float], dict[tuple, float]]:
+    """Steps per second of a run of each kind among so many, and the share that it takes of a GPU meanwhile."""
     if not kinds:
         return {}, {}
     from largeprompt.engine import GpuBatch, GpuRun  # imports a compiler
@@ -100,7 +100,7 @@ def _on_gpu(kinds: Mapping[tuple, Run]) -> tuple[dict[tuple, float], dict[tuple,
         some = names[:_AT_ONCE]
         runs, factors = zip(*(_shorter(kinds[name]) for name in some), strict=True)
         with jax.default_device(jax.devices("cpu")[0]):
-            batch = GpuBatch([GpuRun(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs])
+            batch = GpuBatch([GpuRun(run.training(), run.trainer().start(), max(run.steps, 1)) for run in runs], among)
         first = {i: segment.state.step for i, segment in batch.advance(_LAUNCH_SECONDS / 10).items()}  # compiles
         began = time.monotonic()
         then = {i: segment.state.step for i, segment in batch.advance(_LAUNCH_SECONDS).items()}

@@ -48,6 +48,24 @@ def _direct_cov(points, log_weights, theta):
     return (masses[:, None] * centred).T @ centred
 
 
+# The direct form on a GPU: sums of products, which it computes as it reads; products of matrices take longer there.
+
+
+def _fused_scores(points, log_weights, theta):
+    scores = (points * theta).sum(axis=1)
+    return scores if log_weights is None else scores + log_weights
+
+
+def _fused_log_mass(points, log_weights, theta):
+    return jax.nn.logsumexp(_fused_scores(points, log_weights, theta))
+
+
+def _fused_mean(points, log_weights, theta):
+    scores = _fused_scores(points, log_weights, theta)
+    masses = jnp.exp(scores - scores.max())
+    return (masses[:, None] * points).sum(axis=0) / masses.sum()
+
+
 # The streamed form, for many tilts at once: thetas has shape (n, D).
 
 
@@ -182,10 +200,10 @@ def _streamed_cov(points, log_weights, thetas):
 # The two forms as one function of (points, log_weights, theta).
 
 
-def _batched(direct, streamed, holds):
+def _batched(direct, streamed, holds, fused):
     """`streamed` under a vmap over theta, however nested; `direct` where small sizes, or batched tokens, allow it.
 
-    `holds(points)` is how many numbers the direct form keeps for one tilt.
+    `holds(points)` is how many numbers the direct form keeps for one tilt; `fused` is that form for a GPU.
     """
 
     def vmappable(one_level, more_levels):
@@ -216,15 +234,22 @@ def _batched(direct, streamed, holds):
     def one(points, log_weights, theta):
         if holds(points) <= ALONE:
             return direct(points, log_weights, theta)
-        return streamed(points, log_weights, theta[None])[0]
+
+        def alone(points, log_weights, theta):
+            return streamed(points, log_weights, theta[None])[0]
+
+        if fused is None:
+            return alone(points, log_weights, theta)
+        # a GPU would start a few kernels for each chunk, and has room for the scores where it has room for the tokens
+        return jax.lax.platform_dependent(points, log_weights, theta, cpu=alone, default=fused)
 
     many = vmappable(all_at_once, flattened)
     return vmappable(one, many)
 
 
-def _moment(direct, streamed, holds, slope):
+def _moment(direct, streamed, holds, slope, fused=None):
     """A moment with its derivative in theta; `slope(points, log_weights, theta, tangent)` gives that."""
-    value = _batched(direct, streamed, holds)
+    value = _batched(direct, streamed, holds, fused)
     wrapped = jax.custom_jvp(lambda points, log_weights, theta: value(points, log_weights, theta))
 
     def rule(primals, tangents):
@@ -276,5 +301,7 @@ def _coordinates(points):
 
 
 tilted_cov = _moment(_direct_cov, _streamed_cov, _coordinates, _cov_slope)
-tilted_mean = _moment(_direct_mean, _streamed_mean, _tokens, lambda *args: tilted_cov(*args[:3]) @ args[3])
-tilted_log_mass = _moment(_direct_log_mass, _streamed_log_mass, _tokens, lambda *args: tilted_mean(*args[:3]) @ args[3])
+tilted_mean = _moment(_direct_mean, _streamed_mean, _tokens, lambda *args: tilted_cov(*args[:3]) @ args[3], _fused_mean)
+tilted_log_mass = _moment(
+    _direct_log_mass, _streamed_log_mass, _tokens, lambda *args: tilted_mean(*args[:3]) @ args[3], _fused_log_mass
+)
