@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from compiled import from_python
 from largeprompt.engine._lanes import LANES, on_lanes, rows
 from largeprompt.engine._target import product_over_lanes
 
 
+@from_python
 @on_lanes
 def product(a, b):
     return product_over_lanes(a, 0, b, 0)

@@ -1,15 +1,23 @@
 """The Gram matrix behind what softmax heads read off a prompt, against the coefficients of single tokens."""
 
+import numba
 import numpy as np
 import pytest
 from scipy.special import softmax
 
-from largeprompt.engine._cpu_tokens import sums_of_one_head
-from largeprompt.engine._gpu_tokens import two_tokens
+from compiled import from_python
+from largeprompt.engine import _cpu_tokens, _gpu_tokens, _readings
 from largeprompt.engine._kernel import workspace
 from largeprompt.engine._lanes import LANES
-from largeprompt.engine._readings import cholesky, coefficients, split_value
 from largeprompt.engine._tokens import sums_of
+
+cholesky, coefficients = from_python(_readings.cholesky), from_python(_readings.coefficients)
+split_value, two_tokens = from_python(_readings.split_value), from_python(_gpu_tokens.two_tokens)
+
+
+@numba.njit
+def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
+    _cpu_tokens.sums_of_one_head(L, stride, products, w, prompt, step, k0, k1)
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -22,7 +30,7 @@ def test_the_gram_matrix_of_weights_values_and_coordinates_is_that_of_the_tokens
     x = np.stack([weight, weight * values], axis=3).reshape(LANES, L, m)
     blocks = [x.sum(axis=1), *(np.einsum("jla,jlb->jab", a, b).reshape(LANES, -1) for a, b in ((x, g), (x, x), (g, g)))]
     sums = np.concatenate(blocks, axis=1).T.ravel().copy()
-    assert len(sums) == sums_of.py_func(m) * LANES
+    assert len(sums) == sums_of(m) * LANES
 
     a = weight / weight.sum(axis=1, keepdims=True)
     p = a * (values - np.sum(a * values, axis=1, keepdims=True))

@@ -9,12 +9,11 @@ Where threads of a GPU share a layer, each computes entries of its own of every 
 Loops over them are `while` loops: how often a range with a step runs takes a division to know.
 """
 
-import numba
-
 from ._target import across, alone, mate, mates, shared, tuned
 from ._update import change, on_matrices, u
+from ._within import within
 
-in_caller = numba.njit(forceinline=True)
+in_caller = within(forceinline=True)
 _BEYOND = 2**62
 
 

@@ -7,7 +7,7 @@ the rest.
 
 import numpy as np
 
-from ._elementary import scalar, two_normals
+from ._elementary import two_normals
 from ._lanes import LANES, assembled, on_lanes, row
 from ._philox import TOKENS, philox_pairs
 from ._target import tuned
@@ -40,15 +40,10 @@ from ._tokens import (
 f32, u32, f64 = np.float32, np.uint32, np.float64
 WIDE = 2 * LANES
 _GIVEN = 5  # rows of S before the sums: β log2 e, the shift of g, the two coordinates of the value, λ
-_APART = LANES  # sums of products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
-_ROWS = _GIVEN + WF + 1
-ROOM = 2 * _ROWS + 1  # rows of ordinary width
-
-
-@scalar
-def _at(sum_, j):
-    """Where a sum is for place j."""
-    return np.uintp((_GIVEN + sum_) * WIDE + (_APART if sum_ >= GG else 0) + j)
+# Where sums begin, in rows of ordinary width; those of products lie half a row off: 4096 bytes from another sum, loads
+# would wait for its stores.
+_AT = tuple(2 * (_GIVEN + i) + (i >= GG) for i in range(WF + 1))
+ROOM = _AT[-1] + 2
 
 
 @on_lanes
@@ -80,22 +75,22 @@ def _adding(products: bool, centred: bool):
         tuned()
         for j in range(WIDE):
             given = S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j], S[4 * WIDE + j] if products else zero
-            a, b, c, d = S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)]
-            e, f, g, h = S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)]
+            a, b, c, d = S[row(_AT[0], j)], S[row(_AT[1], j)], S[row(_AT[2], j)], S[row(_AT[3], j)]
+            e, f, g, h = S[row(_AT[4], j)], S[row(_AT[5], j)], S[row(_AT[6], j)], S[row(_AT[7], j)]
             k, l, m, n = zero, zero, zero, zero
             centring = zero, zero, zero
             if products:
-                k, l, m, n = S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)]
+                k, l, m, n = S[row(_AT[8], j)], S[row(_AT[9], j)], S[row(_AT[10], j)], S[row(_AT[11], j)]
             if centred:
-                centring = S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)]
+                centring = S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)]
             sums = a, b, c, d, e, f, g, h, k, l, m, n
             sums, centring = with_token(products, centred, (first[j], second[j]), given, sums, centring)
-            S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)] = sums[0], sums[1], sums[2], sums[3]
-            S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)] = sums[4], sums[5], sums[6], sums[7]
+            S[row(_AT[0], j)], S[row(_AT[1], j)], S[row(_AT[2], j)], S[row(_AT[3], j)] = sums[:4]
+            S[row(_AT[4], j)], S[row(_AT[5], j)], S[row(_AT[6], j)], S[row(_AT[7], j)] = sums[4:8]
             if products:
-                S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)] = sums[8], sums[9], sums[10], sums[11]
+                S[row(_AT[8], j)], S[row(_AT[9], j)], S[row(_AT[10], j)], S[row(_AT[11], j)] = sums[8:]
             if centred:
-                S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = centring
+                S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)] = centring
 
     return add
 
@@ -108,10 +103,10 @@ _add_centred_with_products, _add_centred = _adding(True, True), _adding(False, T
 def _begin(S):
     """Clear the sums; no token so far."""
     tuned()
-    for k in range(_at(0, 0), _at(CENTRE, 0)):
+    for k in range(row(_AT[0], 0), row(_AT[CENTRE], 0)):
         S[k] = f32(0)
     for j in range(WIDE):
-        S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = f32(0), LOWEST, f32(0)
+        S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)] = f32(0), LOWEST, f32(0)
 
 
 @on_lanes
@@ -124,25 +119,25 @@ def _carry_centred(S, products, first_only, sums):
     for place in range(1 if first_only else 2):
         for j in range(LANES):
             at = np.uintp(2 * j + place)
-            centre, top = f64(S[_at(CENTRE, at)]), f64(S[_at(TOP, at)])
+            centre, top = f64(S[row(_AT[CENTRE], at)]), f64(S[row(_AT[TOP], at)])
             old = sums[row(CENTRE, j)]
             new = centre if top > sums[row(TOP, j)] else old
             sums[row(CENTRE, j)], sums[row(TOP, j)] = new, max(top, sums[row(TOP, j)])
-            w, wg, wh = f64(S[_at(W, at)]), f64(S[_at(WG, at)]), f64(S[_at(WH, at)])
-            fg, fh, ww = f64(S[_at(WFG, at)]), f64(S[_at(WFH, at)]), f64(S[_at(WW, at)])
-            wf, ff = f64(S[_at(WWF, at)]), f64(S[_at(WWFF, at)])
+            w, wg, wh = f64(S[row(_AT[W], at)]), f64(S[row(_AT[WG], at)]), f64(S[row(_AT[WH], at)])
+            fg, fh, ww = f64(S[row(_AT[WFG], at)]), f64(S[row(_AT[WFH], at)]), f64(S[row(_AT[WW], at)])
+            wf, ff = f64(S[row(_AT[WWF], at)]), f64(S[row(_AT[WWFF], at)])
             fg, fh, wf, ff = recentred(new - centre, wg, wh, fg, fh, ww, wf, ff)
             x, y, xx = sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)]
             vx, vy, xv, vv = sums[row(WFG, j)], sums[row(WFH, j)], sums[row(WWF, j)], sums[row(WWFF, j)]
             vx, vy, xv, vv = recentred(new - old, x, y, vx, vy, xx, xv, vv)
-            sums[row(WF, j)] += S[_at(WF, at)] - (new - centre) * w - (new - old) * sums[row(W, j)]
+            sums[row(WF, j)] += S[row(_AT[WF], at)] - (new - centre) * w - (new - old) * sums[row(W, j)]
             sums[row(W, j)] += w
             sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)] = x + wg, y + wh, xx + ww
             sums[row(WFG, j)], sums[row(WFH, j)] = vx + fg, vy + fh
             sums[row(WWF, j)], sums[row(WWFF, j)] = xv + wf, vv + ff
             if products:
                 for i in range(GG, len(SUMS)):
-                    sums[row(i, j)] += S[_at(i, at)]
+                    sums[row(i, j)] += S[row(_AT[i], at)]
     _begin(S)
 
 
@@ -155,10 +150,10 @@ def _carry(S, products, centred, first_only, sums):
         return
     for i in range(len(SUMS) if products else GG):
         for j in range(LANES):
-            at = _at(i, 2 * j)
+            at = row(_AT[i], 2 * j)
             sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
         for j in range(WIDE):
-            S[_at(i, j)] = f32(0)
+            S[row(_AT[i], j)] = f32(0)
 
 
 @on_lanes

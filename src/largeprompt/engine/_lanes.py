@@ -7,19 +7,19 @@ that the compiler sees which rows are apart.
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ._elementary import FASTMATH, two_normals
 from ._philox import philox
-from ._target import LANES, lanes, tuned
+from ._target import LANES, lanes, row, tuned
+from ._within import within
 
 f32, u32 = np.float32, np.uint32
 
-on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
+on_lanes = within(fastmath=FASTMATH)
 # For what only calls such functions: made part of its caller before LLVM sees it, or all below would be compiled again.
-assembled = numba.njit(inline="always", fastmath=FASTMATH, error_model="numpy", nogil=True)
+assembled = within(inline="always", fastmath=FASTMATH)
 
 
 _PAGE = 4096
@@ -40,12 +40,6 @@ def aligned(n: int, dtype: DTypeLike) -> np.ndarray:
 def rows(n: int, dtype: DTypeLike = np.float32) -> np.ndarray:
     """Room for n rows, rounded up to a multiple of four since normals come in fours."""
     return aligned(-(-n // 4) * 4 * LANES, dtype)
-
-
-@numba.njit(forceinline=True)
-def row(r, j):
-    """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
-    return np.uintp(r * lanes() + j)
 
 
 @on_lanes

@@ -123,6 +123,16 @@ def _lanes(context):
     return types.intp(), generate
 
 
+def _row(context, r, j):
+    """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
+
+    def generate(context, builder, signature, arguments):
+        r, j = arguments
+        return builder.add(builder.mul(r, ir.Constant(r.type, 1 if _on_gpu(context) else LANES)), j)
+
+    return types.uintp(types.intp, types.intp), generate
+
+
 def _shared(context):
     """Whether threads share a step."""
 
@@ -222,6 +232,7 @@ xor = _either(_xor, lambda a, b, c: a ^ b ^ c)
 product_over_lanes = _either(_product_over_lanes, None)
 tuned = _either(_tuned, lambda: None)
 lanes = _either(_lanes, lambda: 1)
+row = _either(_row, lambda r, j: np.uintp(r + j))
 shared = _either(_shared, lambda: True)
 has_instructions = _either(_shared, lambda: False)  # whether there are the four that follow
 ex2, lg2, sine, cosine = (_either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
