@@ -5,9 +5,11 @@ wide as a row, so that two loops do for a pair of tokens: one over 64-bit words 
 the rest.
 """
 
+import math
+
 import numpy as np
 
-from ._elementary import two_normals
+from ._elementary import LARGEST_NORMAL, two_normals
 from ._lanes import LANES, assembled, on_lanes, row
 from ._philox import TOKENS, philox_pairs
 from ._target import tuned
@@ -44,6 +46,9 @@ _GIVEN = 5  # rows of S before the sums: β log2 e, the shift of g, the two coor
 # would wait for its stores.
 _AT = tuple(2 * (_GIVEN + i) + (i >= GG) for i in range(WF + 1))
 ROOM = _AT[-1] + 2
+_LARGEST_GUESSED = f32(110)  # exponent of two of a weight
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-40, 2.0**45  # of a prompt in all: squares of weights are normal float32 numbers,
+_LARGEST_SQUARE = f32(2**24)  # also times the square of a value of up to this one's size and a normal
 
 
 @on_lanes
@@ -178,6 +183,30 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second,
 
 
 @on_lanes
+def _guess_largest(S, L, R, stride):
+    """Row 1 of S: about the largest of L normals; return whether no weight leaves float32 then, whatever is drawn."""
+    tuned()
+    guess = f32(0.85 * math.sqrt(2.0 * math.log(f64(L))))
+    for j in range(WIDE):
+        S[WIDE + j] = guess
+    largest, value = f32(0), f32(0)
+    for j in range(LANES):
+        largest = max(largest, R[row(0, j)])
+        value = max(value, R[row(1, j)] ** 2 + R[row(stride + 1, j)] ** 2)
+    return largest * LOG2_E * (f32(LARGEST_NORMAL) - guess) <= _LARGEST_GUESSED and value <= _LARGEST_SQUARE
+
+
+@on_lanes
+def _is_far(sums):
+    """Whether the guess was so far off that squares of weights, or of weights times values, may have left float32."""
+    tuned()
+    far = False
+    for j in range(LANES):
+        far = far | (sums[row(W, j)] < _LEAST_WEIGHT) | (sums[row(W, j)] > _MOST_WEIGHT)
+    return far
+
+
+@on_lanes
 def _level(S):
     """Row 4 of S: λ."""
     tuned()
@@ -186,17 +215,13 @@ def _level(S):
 
 
 @assembled
-def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
-    """The sums of one head, as `arrange` orders them. R has rows `stride` apart."""
-    R, S, sums, carried = w.R, w.S, w.sums, w.carried
-    shifted = must_shift(R, 2, stride)
-    if shifted:
-        _largest_first_coordinate(S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1)
+def _add_tokens(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of all tokens into `w.carried`, with the g of each lane counted from row 1 of S."""
+    R, S, carried = w.R, w.S, w.carried
     for j in range(LANES):
         beta = R[j] * LOG2_E
         for place in range(2 * j, 2 * j + 2):
             S[place] = beta
-            S[WIDE + place] = S[WIDE + place] if shifted else f32(0)
             S[2 * WIDE + place] = R[LANES + j]
             S[3 * WIDE + place] = R[row(stride + 1, j)]
     if products:
@@ -224,6 +249,28 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
             _add(w.first, w.second, S)
         if last or i % CHUNK == CHUNK - 1:
             _carry(S, products, short, last and L % 2 == 1, carried)
+
+
+@assembled
+def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of one head, as `arrange` orders them. R has rows `stride` apart.
+
+    Large scores are counted from about the largest that L tokens have; only if this was far off, which is rare, are all
+    tokens drawn to find the largest and then once more.
+    """
+    S, sums = w.S, w.sums
+    attempt, shifted = 0, must_shift(w.R, 2, stride)
+    for j in range(WIDE):
+        S[WIDE + j] = f32(0)
+    if shifted and not _guess_largest(S, L, w.R, stride):
+        attempt = 1
+    while attempt < 2:  # one place from which it is called: what is here becomes part of the caller
+        if attempt == 1:
+            _largest_first_coordinate(
+                S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1
+            )
+        _add_tokens(L, stride, products, w, prompt, step, k0, k1)
+        attempt = attempt + 1 if attempt == 0 and shifted and _is_far(w.carried) else 2
     for j in range(LANES):
         sums[row(LEVEL, j)] = S[4 * WIDE + 2 * j]
-    arrange(stride, short, R, carried, sums)
+    arrange(stride, L <= SHORT, w.R, w.carried, sums)
