@@ -8,6 +8,8 @@ from largeprompt.engine._lanes import LANES, on_lanes, rows
 from largeprompt.engine._target import product_over_lanes
 from largeprompt.engine._tiles import WIDTH, set_product
 
+matrix_product = from_python(set_product)
+
 
 @from_python
 @on_lanes
@@ -43,6 +45,6 @@ def test_products_by_tiles_are_products_of_matrices(rows, columns, kind):
     draws = np.random.default_rng(rows * columns)
     a, b = (draws.integers(-9, 10, shape).astype(kind) for shape in ((6, rows), (8, columns)))
     room = np.full((rows + 2, columns), 0.5, kind)
-    from_python(set_product)(a.T, b, 5, kind(2), room[1:-1])
+    matrix_product(a.T, b, 5, kind(2), room[1:-1])
     np.testing.assert_array_equal(room[1:-1], 2 * a[:5].T @ b[:5])
     assert np.all(room[[0, -1]] == 0.5)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ._elementary import FASTMATH, two_normals
-from ._philox import philox
+from ._philox import words
 from ._target import LANES, lanes, row, tuned
 from ._within import within
 
@@ -48,7 +48,7 @@ def fill_normals(out, first, n, prompt, step, stream, k0, k1):
     tuned()
     for i in range((n + 3) // 4):
         for j in range(lanes()):
-            a, b, c, d = philox(u32(first + i), u32(prompt + j), step, stream, k0, k1)
+            a, b, c, d = words(u32(first + i), u32(prompt + j), step, stream, k0, k1)
             g, h = two_normals(a, b)
             out[row(4 * i, j)] = g
             out[row(4 * i + 1, j)] = h
