@@ -7,6 +7,7 @@ import numba
 import numpy as np
 import pytest
 
+from compiled import from_python
 from largeprompt import _device
 from largeprompt.attention import WeightMoments
 from largeprompt.engine import _prompt_sums_jax, gaussian_prompt_sums, sum_count
@@ -66,10 +67,11 @@ def test_jax_draws_the_same_bits():
     """From the same source, exactly; two normals of the same bits are the same to rounding."""
     rng = np.random.default_rng(0)
     counters = rng.integers(0, 2**32, (6, 500), np.uint32)
+    compiled_philox, compiled_normals = from_python(philox), from_python(two_normals)
     words = np.stack(on_arrays(philox)(*counters))
-    np.testing.assert_array_equal(words, np.transpose([philox(*counter) for counter in counters.T]))
+    np.testing.assert_array_equal(words, np.transpose([compiled_philox(*counter) for counter in counters.T]))
     normals = np.stack(on_arrays(two_normals)(words[0], words[1]))
-    expected = np.transpose([two_normals(*pair) for pair in words[:2].T])
+    expected = np.transpose([compiled_normals(*pair) for pair in words[:2].T])
     np.testing.assert_allclose(normals, expected, rtol=1e-6, atol=2e-6)
 
 

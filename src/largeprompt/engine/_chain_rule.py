@@ -9,12 +9,12 @@ Where threads of a GPU share a layer, each computes entries of its own of every 
 Loops over them are `while` loops: how often a range with a step runs takes a division to know.
 """
 
-import numba
-
 from ._target import across, alone, mate, mates, shared, tuned
+from ._tiles import set_product
 from ._update import change, on_matrices, u
+from ._within import within
 
-in_caller = numba.njit(forceinline=True)
+in_caller = within(forceinline=True)
 _BEYOND = 2**62
 
 
@@ -52,21 +52,20 @@ def next_entry(w, i):
 def _set_product(a, b, inner, plain, out, w):
     """out = a b with that inner dimension, or a's first columns where b is the identity."""
     tuned()
+    if not shared() and not plain:
+        set_product(a, b, inner, 1.0, out)
+        return
     rows, columns = out.shape
     i = first_row(w)
     while i < rows:
         j = first_column(w)
         while j < columns:
             total = a[u(i), u(j)] if plain else 0.0
-            if shared() and not plain:
+            if not plain:
                 for k in range(inner):
                     total += a[u(i), u(k)] * b[u(k), u(j)]
             out[u(i), u(j)] = total
             j = next_column(w, j)
-        if not shared() and not plain:  # vectors along the columns
-            for k in range(inner):
-                for j in range(columns):
-                    out[u(i), u(j)] += a[u(i), u(k)] * b[u(k), u(j)]
         i = next_row(w, i)
 
 
@@ -74,30 +73,29 @@ def _set_product(a, b, inner, plain, out, w):
 def _set_product_of_transposed(a, b, inner, scale, out, w):
     """out = scale · aᵀ b with that inner dimension."""
     tuned()
+    if not shared():
+        set_product(a.T, b, inner, scale, out)
+        return
     rows, columns = out.shape
     i = first_row(w)
     while i < rows:
         j = first_column(w)
         while j < columns:
             total = 0.0
-            if shared():
-                for k in range(inner):
-                    total += a[u(k), u(i)] * b[u(k), u(j)]
+            for k in range(inner):
+                total += a[u(k), u(i)] * b[u(k), u(j)]
             out[u(i), u(j)] = scale * total
             j = next_column(w, j)
-        if not shared():  # vectors along the columns, four rows of b a pass
-            k = 0
-            while k + 4 <= inner:
-                p, q, r, s = scale * a[k, i], scale * a[k + 1, i], scale * a[k + 2, i], scale * a[k + 3, i]
-                for j in range(columns):
-                    out[i, j] += p * b[k, j] + q * b[k + 1, j] + r * b[k + 2, j] + s * b[k + 3, j]
-                k += 4
-            while k < inner:
-                p = scale * a[k, i]
-                for j in range(columns):
-                    out[i, j] += p * b[k, j]
-                k += 1
         i = next_row(w, i)
+
+
+@on_matrices
+def _transpose(a, out):
+    tuned()
+    rows, columns = out.shape
+    for i in range(rows):
+        for j in range(columns):
+            out[u(i), u(j)] = a[u(j), u(i)]
 
 
 @on_matrices
@@ -199,11 +197,15 @@ def begin_backprop(w, B, plain):
     They are $s\hat Q(\partial\hat U)^\top B^\top$, $s\hat K\,\partial\hat U B_q^\top$ and $B\,\partial\hat v$.
     """
     tuned()
-    heads, _, D = w.K.shape
+    heads, k, D = w.K.shape
     for h in range(heads):
         _apply(B, w.dv[u(h)], D, plain, w.v[u(h)], w)
         dU, Q_hat = w.dU[u(h)], w.Q_hat[u(h)]
-        if w.learns_K:
+        if w.learns_K and not shared() and k >= D - 1:
+            transposed = w.dK[u(h)][: D - 1]  # room that is not needed yet
+            _transpose(dU, transposed)
+            set_product(Q_hat, transposed, D - 1, w.scale, w.dQ[u(h)])
+        elif w.learns_K:
             _set_product_with_transposed(Q_hat, dU, D - 1, w.scale, False, w.dQ[u(h)], w)
         elif plain:  # Û = Bᵀ Q B_q: the gradient in Q is B ∂Û B_qᵀ
             _set_product(dU, B, D, True, Q_hat, w)

@@ -5,9 +5,11 @@ wide as a row, so that two loops do for a pair of tokens: one over 64-bit words 
 the rest.
 """
 
+import math
+
 import numpy as np
 
-from ._elementary import scalar, two_normals
+from ._elementary import LARGEST_NORMAL, two_normals
 from ._lanes import LANES, assembled, on_lanes, row
 from ._philox import TOKENS, philox_pairs
 from ._target import tuned
@@ -40,15 +42,13 @@ from ._tokens import (
 f32, u32, f64 = np.float32, np.uint32, np.float64
 WIDE = 2 * LANES
 _GIVEN = 5  # rows of S before the sums: β log2 e, the shift of g, the two coordinates of the value, λ
-_APART = LANES  # sums of products lie half a row off: 4096 bytes from another sum, loads would wait for its stores
-_ROWS = _GIVEN + WF + 1
-ROOM = 2 * _ROWS + 1  # rows of ordinary width
-
-
-@scalar
-def _at(sum_, j):
-    """Where a sum is for place j."""
-    return np.uintp((_GIVEN + sum_) * WIDE + (_APART if sum_ >= GG else 0) + j)
+# Where sums begin, in rows of ordinary width; those of products lie half a row off: 4096 bytes from another sum, loads
+# would wait for its stores.
+_AT = tuple(2 * (_GIVEN + i) + (i >= GG) for i in range(WF + 1))
+ROOM = _AT[-1] + 2
+_LARGEST_GUESSED = f32(110)  # exponent of two of a weight
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-40, 2.0**45  # of a prompt in all: squares of weights are normal float32 numbers,
+_LARGEST_SQUARE = f32(2**24)  # also times the square of a value of up to this one's size and a normal
 
 
 @on_lanes
@@ -80,22 +80,22 @@ def _adding(products: bool, centred: bool):
         tuned()
         for j in range(WIDE):
             given = S[j], S[WIDE + j], S[2 * WIDE + j], S[3 * WIDE + j], S[4 * WIDE + j] if products else zero
-            a, b, c, d = S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)]
-            e, f, g, h = S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)]
+            a, b, c, d = S[row(_AT[0], j)], S[row(_AT[1], j)], S[row(_AT[2], j)], S[row(_AT[3], j)]
+            e, f, g, h = S[row(_AT[4], j)], S[row(_AT[5], j)], S[row(_AT[6], j)], S[row(_AT[7], j)]
             k, l, m, n = zero, zero, zero, zero
             centring = zero, zero, zero
             if products:
-                k, l, m, n = S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)]
+                k, l, m, n = S[row(_AT[8], j)], S[row(_AT[9], j)], S[row(_AT[10], j)], S[row(_AT[11], j)]
             if centred:
-                centring = S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)]
+                centring = S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)]
             sums = a, b, c, d, e, f, g, h, k, l, m, n
             sums, centring = with_token(products, centred, (first[j], second[j]), given, sums, centring)
-            S[_at(0, j)], S[_at(1, j)], S[_at(2, j)], S[_at(3, j)] = sums[0], sums[1], sums[2], sums[3]
-            S[_at(4, j)], S[_at(5, j)], S[_at(6, j)], S[_at(7, j)] = sums[4], sums[5], sums[6], sums[7]
+            S[row(_AT[0], j)], S[row(_AT[1], j)], S[row(_AT[2], j)], S[row(_AT[3], j)] = sums[:4]
+            S[row(_AT[4], j)], S[row(_AT[5], j)], S[row(_AT[6], j)], S[row(_AT[7], j)] = sums[4:8]
             if products:
-                S[_at(8, j)], S[_at(9, j)], S[_at(10, j)], S[_at(11, j)] = sums[8], sums[9], sums[10], sums[11]
+                S[row(_AT[8], j)], S[row(_AT[9], j)], S[row(_AT[10], j)], S[row(_AT[11], j)] = sums[8:]
             if centred:
-                S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = centring
+                S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)] = centring
 
     return add
 
@@ -108,10 +108,10 @@ _add_centred_with_products, _add_centred = _adding(True, True), _adding(False, T
 def _begin(S):
     """Clear the sums; no token so far."""
     tuned()
-    for k in range(_at(0, 0), _at(CENTRE, 0)):
+    for k in range(row(_AT[0], 0), row(_AT[CENTRE], 0)):
         S[k] = f32(0)
     for j in range(WIDE):
-        S[_at(CENTRE, j)], S[_at(TOP, j)], S[_at(WF, j)] = f32(0), LOWEST, f32(0)
+        S[row(_AT[CENTRE], j)], S[row(_AT[TOP], j)], S[row(_AT[WF], j)] = f32(0), LOWEST, f32(0)
 
 
 @on_lanes
@@ -124,25 +124,25 @@ def _carry_centred(S, products, first_only, sums):
     for place in range(1 if first_only else 2):
         for j in range(LANES):
             at = np.uintp(2 * j + place)
-            centre, top = f64(S[_at(CENTRE, at)]), f64(S[_at(TOP, at)])
+            centre, top = f64(S[row(_AT[CENTRE], at)]), f64(S[row(_AT[TOP], at)])
             old = sums[row(CENTRE, j)]
             new = centre if top > sums[row(TOP, j)] else old
             sums[row(CENTRE, j)], sums[row(TOP, j)] = new, max(top, sums[row(TOP, j)])
-            w, wg, wh = f64(S[_at(W, at)]), f64(S[_at(WG, at)]), f64(S[_at(WH, at)])
-            fg, fh, ww = f64(S[_at(WFG, at)]), f64(S[_at(WFH, at)]), f64(S[_at(WW, at)])
-            wf, ff = f64(S[_at(WWF, at)]), f64(S[_at(WWFF, at)])
+            w, wg, wh = f64(S[row(_AT[W], at)]), f64(S[row(_AT[WG], at)]), f64(S[row(_AT[WH], at)])
+            fg, fh, ww = f64(S[row(_AT[WFG], at)]), f64(S[row(_AT[WFH], at)]), f64(S[row(_AT[WW], at)])
+            wf, ff = f64(S[row(_AT[WWF], at)]), f64(S[row(_AT[WWFF], at)])
             fg, fh, wf, ff = recentred(new - centre, wg, wh, fg, fh, ww, wf, ff)
             x, y, xx = sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)]
             vx, vy, xv, vv = sums[row(WFG, j)], sums[row(WFH, j)], sums[row(WWF, j)], sums[row(WWFF, j)]
             vx, vy, xv, vv = recentred(new - old, x, y, vx, vy, xx, xv, vv)
-            sums[row(WF, j)] += S[_at(WF, at)] - (new - centre) * w - (new - old) * sums[row(W, j)]
+            sums[row(WF, j)] += S[row(_AT[WF], at)] - (new - centre) * w - (new - old) * sums[row(W, j)]
             sums[row(W, j)] += w
             sums[row(WG, j)], sums[row(WH, j)], sums[row(WW, j)] = x + wg, y + wh, xx + ww
             sums[row(WFG, j)], sums[row(WFH, j)] = vx + fg, vy + fh
             sums[row(WWF, j)], sums[row(WWFF, j)] = xv + wf, vv + ff
             if products:
                 for i in range(GG, len(SUMS)):
-                    sums[row(i, j)] += S[_at(i, at)]
+                    sums[row(i, j)] += S[row(_AT[i], at)]
     _begin(S)
 
 
@@ -155,10 +155,10 @@ def _carry(S, products, centred, first_only, sums):
         return
     for i in range(len(SUMS) if products else GG):
         for j in range(LANES):
-            at = _at(i, 2 * j)
+            at = row(_AT[i], 2 * j)
             sums[row(i, j)] += S[at] if first_only else S[at] + S[at + np.uintp(1)]
         for j in range(WIDE):
-            S[_at(i, j)] = f32(0)
+            S[row(_AT[i], j)] = f32(0)
 
 
 @on_lanes
@@ -183,6 +183,30 @@ def _largest_first_coordinate(S, L, bits, other, radial, angular, first, second,
 
 
 @on_lanes
+def _guess_largest(S, L, R, stride):
+    """Row 1 of S: about the largest of L normals; return whether no weight leaves float32 then, whatever is drawn."""
+    tuned()
+    guess = f32(0.85 * math.sqrt(2.0 * math.log(f64(L))))
+    for j in range(WIDE):
+        S[WIDE + j] = guess
+    largest, value = f32(0), f32(0)
+    for j in range(LANES):
+        largest = max(largest, R[row(0, j)])
+        value = max(value, R[row(1, j)] ** 2 + R[row(stride + 1, j)] ** 2)
+    return largest * LOG2_E * (f32(LARGEST_NORMAL) - guess) <= _LARGEST_GUESSED and value <= _LARGEST_SQUARE
+
+
+@on_lanes
+def _is_far(sums):
+    """Whether the guess was so far off that squares of weights, or of weights times values, may have left float32."""
+    tuned()
+    far = False
+    for j in range(LANES):
+        far = far | (sums[row(W, j)] < _LEAST_WEIGHT) | (sums[row(W, j)] > _MOST_WEIGHT)
+    return far
+
+
+@on_lanes
 def _level(S):
     """Row 4 of S: λ."""
     tuned()
@@ -191,17 +215,13 @@ def _level(S):
 
 
 @assembled
-def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
-    """The sums of one head, as `arrange` orders them. R has rows `stride` apart."""
-    R, S, sums, carried = w.R, w.S, w.sums, w.carried
-    shifted = must_shift(R, 2, stride)
-    if shifted:
-        _largest_first_coordinate(S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1)
+def _add_tokens(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of all tokens into `w.carried`, with the g of each lane counted from row 1 of S."""
+    R, S, carried = w.R, w.S, w.carried
     for j in range(LANES):
         beta = R[j] * LOG2_E
         for place in range(2 * j, 2 * j + 2):
             S[place] = beta
-            S[WIDE + place] = S[WIDE + place] if shifted else f32(0)
             S[2 * WIDE + place] = R[LANES + j]
             S[3 * WIDE + place] = R[row(stride + 1, j)]
     if products:
@@ -229,6 +249,28 @@ def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
             _add(w.first, w.second, S)
         if last or i % CHUNK == CHUNK - 1:
             _carry(S, products, short, last and L % 2 == 1, carried)
+
+
+@assembled
+def sums_of_one_head(L, stride, products, w, prompt, step, k0, k1):
+    """The sums of one head, as `arrange` orders them. R has rows `stride` apart.
+
+    Large scores are counted from about the largest that L tokens have; only if this was far off, which is rare, are all
+    tokens drawn to find the largest and then once more.
+    """
+    S, sums = w.S, w.sums
+    attempt, shifted = 0, must_shift(w.R, 2, stride)
+    for j in range(WIDE):
+        S[WIDE + j] = f32(0)
+    if shifted and not _guess_largest(S, L, w.R, stride):
+        attempt = 1
+    while attempt < 2:  # one place from which it is called: what is here becomes part of the caller
+        if attempt == 1:
+            _largest_first_coordinate(
+                S, L, w.bits, w.other, w.radial, w.angular, w.first, w.second, prompt, step, k0, k1
+            )
+        _add_tokens(L, stride, products, w, prompt, step, k0, k1)
+        attempt = attempt + 1 if attempt == 0 and shifted and _is_far(w.carried) else 2
     for j in range(LANES):
         sums[row(LEVEL, j)] = S[4 * WIDE + 2 * j]
-    arrange(stride, short, R, carried, sums)
+    arrange(stride, L <= SHORT, w.R, w.carried, sums)

@@ -7,17 +7,17 @@ instructions that are as good.
 
 import math
 
-import numba
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
 from ._target import as_bits, cosine, ex2, from_bits, has_instructions, lg2, sine
+from ._within import within
 
 f32, u32, i32 = np.float32, np.uint32, np.int32
 
 # No reassociation: a sum is added in the order written, whatever the width of the machine's vectors.
 FASTMATH = {"contract", "nnan", "ninf", "nsz"}
-scalar = numba.njit(forceinline=True, fastmath=FASTMATH, error_model="numpy")
+scalar = within(forceinline=True, fastmath=FASTMATH)
 
 LARGEST_NORMAL = math.sqrt(2 * 33 * math.log(2) + 1e-4)  # √(-2 ln u) at the least u, 2^-33: no normal is larger
 

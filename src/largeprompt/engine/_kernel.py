@@ -26,6 +26,7 @@ from ._cpu_tokens import WIDE, sums_of_one_head
 from ._lanes import LANES, aligned, assembled, on_lanes, orthonormalise, row, rows
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import product_over_lanes, tuned
+from ._tiles import WIDTH, set_product
 from ._tokens import sums_of_heads
 from ._update import on_matrices, rule_at
 
@@ -38,8 +39,8 @@ def workspace(d: int, softmax: int, linear: int) -> Workspace:
     sizes = rows_of(d, softmax, linear)
     parts = [rows(size, np.float64 if name in WIDE_ROWS else np.float32) for name, size in sizes.items()]
     bits, other = aligned(LANES, np.uint64), aligned(LANES, np.uint64)
-    padded = -(-d // _LONG) * _LONG
-    queries = aligned((LANES + 1) * padded, np.float32).reshape(LANES + 1, padded)
+    padded = -(-d // WIDTH) * WIDTH
+    queries = aligned((LANES + d + 1) * padded, np.float32).reshape(LANES + d + 1, padded)
     views = [bits.view(np.uint32), other.view(np.uint32), aligned(WIDE, np.float32), aligned(WIDE, np.float32)]
     return Workspace._make([*parts, queries, bits, other, *views])
 
@@ -80,28 +81,14 @@ def _transpose(a, n, out):
 
 
 @on_lanes
-def _add_outer_products(a, ra, transposed, n, out):
-    """out[k] += Σ_lanes a · b_k with b given lane by lane, and a last row for the sums: here vectors run along k."""
+def _add_outer_products(a, first, D, queries, out):
+    """out += Σ_lanes a xᵀ for D rows of a, with x given lane by lane, and room for the products below."""
     tuned()
-    padded = transposed.shape[1]
-    for k in range(padded):
-        transposed[LANES, k] = f32(0)
-    for j in range(0, LANES, 8):
-        p, q, r, s = a[row(ra, j)], a[row(ra, j + 1)], a[row(ra, j + 2)], a[row(ra, j + 3)]
-        t, u, v, w = a[row(ra, j + 4)], a[row(ra, j + 5)], a[row(ra, j + 6)], a[row(ra, j + 7)]
-        for k in range(padded):
-            first = (
-                p * transposed[j, k] + q * transposed[j + 1, k] + r * transposed[j + 2, k] + s * transposed[j + 3, k]
-            )
-            second = (
-                t * transposed[j + 4, k]
-                + u * transposed[j + 5, k]
-                + v * transposed[j + 6, k]
-                + w * transposed[j + 7, k]
-            )
-            transposed[LANES, k] += first + second
-    for k in range(n):
-        out[k] += transposed[LANES, k]
+    products = queries[LANES:]
+    set_product(a.reshape(len(a) // LANES, LANES)[first : first + D], queries, LANES, f32(1), products)
+    for i in range(D):
+        for c in range(D - 1):
+            out[i, c] += products[i, c]
 
 
 @assembled
@@ -114,8 +101,7 @@ def _gradients(d, w, first, readings, valid, law, s):
         times_error(d, 2 * h + 1, readings, law, s)
         _sum_over_lanes(d + 1, h, readings, s.drawn, w.dv, w.dU)
         if d >= _LONG:
-            for i in range(d + 1):
-                _add_outer_products(readings, (2 * h + 1) * (d + 1) + i, s.queries, d, w.dU[h, i])
+            _add_outer_products(readings, (2 * h + 1) * (d + 1), d + 1, s.queries, w.dU[h])
 
 
 @assembled

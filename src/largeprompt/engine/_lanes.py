@@ -7,19 +7,19 @@ that the compiler sees which rows are apart.
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ._elementary import FASTMATH, two_normals
-from ._philox import philox
-from ._target import LANES, lanes, tuned
+from ._philox import words
+from ._target import LANES, lanes, row, tuned
+from ._within import within
 
 f32, u32 = np.float32, np.uint32
 
-on_lanes = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
+on_lanes = within(fastmath=FASTMATH)
 # For what only calls such functions: made part of its caller before LLVM sees it, or all below would be compiled again.
-assembled = numba.njit(inline="always", fastmath=FASTMATH, error_model="numpy", nogil=True)
+assembled = within(inline="always", fastmath=FASTMATH)
 
 
 _PAGE = 4096
@@ -42,19 +42,13 @@ def rows(n: int, dtype: DTypeLike = np.float32) -> np.ndarray:
     return aligned(-(-n // 4) * 4 * LANES, dtype)
 
 
-@numba.njit(forceinline=True)
-def row(r, j):
-    """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
-    return np.uintp(r * lanes() + j)
-
-
 @on_lanes
 def fill_normals(out, first, n, prompt, step, stream, k0, k1):
     """The first n rows of out, rounded up to a multiple of four: four normals for each counter from `first` on."""
     tuned()
     for i in range((n + 3) // 4):
         for j in range(lanes()):
-            a, b, c, d = philox(u32(first + i), u32(prompt + j), step, stream, k0, k1)
+            a, b, c, d = words(u32(first + i), u32(prompt + j), step, stream, k0, k1)
             g, h = two_normals(a, b)
             out[row(4 * i, j)] = g
             out[row(4 * i + 1, j)] = h

@@ -7,7 +7,7 @@ threads, on pieces, on an interruption, or on who draws it. Plain scalar functio
 import numpy as np
 
 from ._elementary import scalar
-from ._target import wide_product, xor
+from ._target import shared, wide_product, xor
 
 u32, u64 = np.uint32, np.uint64
 
@@ -47,3 +47,12 @@ def philox_pairs(c0, c1, c2, c3, k0, k1):
         k0, k1 = u32(k0 + _WEYL[0]), u32(k1 + _WEYL[1])
     first, second = (a & _LOW) * u64(_FIRST), (c & _LOW) * u64(_SECOND)
     return second ^ ((b ^ u64(k0)) << u64(32)), first ^ ((d ^ u64(k1)) << u64(32))
+
+
+@scalar
+def words(c0, c1, c2, c3, k0, k1):
+    """The four words of 32 bits by the way that suits the machine: vectors of pairs need no packing in each round."""
+    if shared():
+        return philox(c0, c1, c2, c3, k0, k1)
+    first, second = philox_pairs(c0, c1, c2, c3, k0, k1)
+    return u32(first >> u64(32)), u32(first & _LOW), u32(second >> u64(32)), u32(second & _LOW)

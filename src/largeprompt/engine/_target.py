@@ -21,14 +21,23 @@ _WORD, _WIDE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
 WARP = 4 if PLAIN_PYTHON else 32  # threads of a GPU that go together; simulated ones are costly
 
 
-def _on_gpu(context) -> bool:
+def on_gpu(context) -> bool:
     return type(context).__name__ == "CUDATargetContext"
 
 
-def _call(builder, name: str, result, arguments=()):
+def call(builder, name: str, result, arguments=()):
     """A call of LLVM's function of that name."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), arguments)
+
+
+def broadcast(builder, value, width: int):
+    """A vector of so many equal numbers."""
+    zeros = ir.Constant(ir.VectorType(_WORD, width), None)
+    one = builder.insert_element(
+        ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.Constant(_WORD, 0)
+    )
+    return builder.shuffle_vector(one, one, zeros)
 
 
 def _as_bits(context, x):
@@ -70,7 +79,7 @@ def _product_over_lanes(context, a, first, b, second):
 
         total = builder.fmul(*parts(3))
         for quarter in (2, 1, 0):
-            total = _call(builder, "llvm.fma.v16f32", total.type, [*parts(quarter), total])
+            total = call(builder, "llvm.fma.v16f32", total.type, [*parts(quarter), total])
         for half in (8, 4, 2, 1):
             places = (ir.Constant(ir.VectorType(_WORD, half), list(range(at, at + half))) for at in (0, half))
             total = builder.fadd(*(builder.shuffle_vector(total, total, place) for place in places))
@@ -107,7 +116,7 @@ def _tuned(context):
     """
 
     def generate(context, builder, signature, arguments):
-        asked = "alwaysinline" if _on_gpu(context) else '"prefer-vector-width"="512"'
+        asked = "alwaysinline" if on_gpu(context) else '"prefer-vector-width"="512"'
         set.add(builder.function.attributes, asked)
         return context.get_dummy_value()
 
@@ -118,16 +127,26 @@ def _lanes(context):
     """How many prompts the rows of a thread hold."""
 
     def generate(context, builder, signature, arguments):
-        return context.get_constant(types.intp, 1 if _on_gpu(context) else LANES)
+        return context.get_constant(types.intp, 1 if on_gpu(context) else LANES)
 
     return types.intp(), generate
+
+
+def _row(context, r, j):
+    """Where lane j of row r is; unsigned, or else an index could count from the end and nothing would vectorise."""
+
+    def generate(context, builder, signature, arguments):
+        r, j = arguments
+        return builder.add(builder.mul(r, ir.Constant(r.type, 1 if on_gpu(context) else LANES)), j)
+
+    return types.uintp(types.intp, types.intp), generate
 
 
 def _shared(context):
     """Whether threads share a step."""
 
     def generate(context, builder, signature, arguments):
-        return context.get_constant(types.boolean, _on_gpu(context))
+        return context.get_constant(types.boolean, on_gpu(context))
 
     return types.boolean(), generate
 
@@ -137,7 +156,7 @@ def _shared_out(constant: int, kind: Any = types.intp):
 
     def function(context, number):
         def generate(context, builder, signature, arguments):
-            return arguments[0] if _on_gpu(context) else context.get_constant(kind, constant)
+            return arguments[0] if on_gpu(context) else context.get_constant(kind, constant)
 
         return kind(kind), generate
 
@@ -149,9 +168,9 @@ def _hardware(name: str):
 
     def function(context, x):
         def generate(context, builder, signature, arguments):
-            if not _on_gpu(context):
+            if not on_gpu(context):
                 return arguments[0]
-            return _call(builder, f"llvm.nvvm.{name}.approx.ftz.f", _REAL, arguments)
+            return call(builder, f"llvm.nvvm.{name}.approx.ftz.f", _REAL, arguments)
 
         return types.float32(types.float32), generate
 
@@ -164,7 +183,7 @@ def _register(name: str):
 
     def function(context):
         def generate(context, builder, signature, arguments):
-            return builder.zext(_call(builder, f"llvm.nvvm.read.ptx.sreg.{name}", _WORD), _WIDE)
+            return builder.zext(call(builder, f"llvm.nvvm.read.ptx.sreg.{name}", _WORD), _WIDE)
 
         return types.intp(), generate
 
@@ -208,7 +227,7 @@ def _together(context):
     """Wait until all threads that share a step have come here, and see what they wrote."""
 
     def generate(context, builder, signature, arguments):
-        _call(builder, "llvm.nvvm.barrier0", ir.VoidType())
+        call(builder, "llvm.nvvm.barrier0", ir.VoidType())
         return context.get_dummy_value()
 
     return types.none(), generate
@@ -218,13 +237,13 @@ def _all_agree(context, flag):
     """Whether it holds for every thread that shares a step, once all of them have come here."""
 
     def generate(context, builder, signature, arguments):
-        held = _call(builder, "llvm.nvvm.barrier0.and", _WORD, [builder.zext(arguments[0], _WORD)])
+        held = call(builder, "llvm.nvvm.barrier0.and", _WORD, [builder.zext(arguments[0], _WORD)])
         return builder.icmp_unsigned("!=", held, ir.Constant(_WORD, 0))
 
     return types.boolean(types.boolean), generate
 
 
-def _either(generator: Any, plain: Any) -> Any:
+def either(generator: Any, plain: Any) -> Any:
     """A function that compilers generate, or what stands for it in plain Python."""
     return plain if PLAIN_PYTHON else intrinsic(generator)
 
@@ -235,30 +254,31 @@ def _plain_product(a, b):
 
 
 _thread: Any = threading.current_thread  # the simulator's threads know their place
-as_bits = _either(_as_bits, lambda x: np.float32(x).view(np.uint32))
-from_bits = _either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
-wide_product = _either(_wide_product, _plain_product)
-xor = _either(_xor, lambda a, b, c: a ^ b ^ c)
-product_over_lanes = _either(_product_over_lanes, None)
-tuned = _either(_tuned, lambda: None)
-lanes = _either(_lanes, lambda: 1)
-shared = _either(_shared, lambda: True)
-has_instructions = _either(_shared, lambda: False)  # whether there are the four that follow
-ex2, lg2, sine, cosine = (_either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
-member = _either(_register("tid.x"), lambda: _thread().threadIdx.x)  # which thread of a block this is
-members = _either(_register("ntid.x"), lambda: _thread()._manager._block_dim[0])  # how many there are
-mate = _either(_shared_out(0), lambda own: own)  # which of those that share a layer
-mates = _either(_shared_out(1), lambda number: number)  # how many they are
-alone = _either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
-across = _either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
+as_bits = either(_as_bits, lambda x: np.float32(x).view(np.uint32))
+from_bits = either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
+wide_product = either(_wide_product, _plain_product)
+xor = either(_xor, lambda a, b, c: a ^ b ^ c)
+product_over_lanes = either(_product_over_lanes, None)
+tuned = either(_tuned, lambda: None)
+lanes = either(_lanes, lambda: 1)
+row = either(_row, lambda r, j: np.uintp(r + j))
+shared = either(_shared, lambda: True)
+has_instructions = either(_shared, lambda: False)  # whether there are the four that follow
+ex2, lg2, sine, cosine = (either(_hardware(name), None) for name in ("ex2", "lg2", "sin", "cos"))
+member = either(_register("tid.x"), lambda: _thread().threadIdx.x)  # which thread of a block this is
+members = either(_register("ntid.x"), lambda: _thread()._manager._block_dim[0])  # how many there are
+mate = either(_shared_out(0), lambda own: own)  # which of those that share a layer
+mates = either(_shared_out(1), lambda number: number)  # how many they are
+alone = either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
+across = either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
 fresh, fresh_whole = (
-    _either(_fresh(*how), lambda array, index: array[index])
+    either(_fresh(*how), lambda array, index: array[index])
     for how in (
         (types.float32, _REAL, "ld.relaxed.gpu.global.f32", "f"),
         (types.int64, _WIDE, "ld.acquire.gpu.global.s64", "l"),
     )
 )
-together = _either(_together, lambda: _thread().syncthreads())
-all_agree = _either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
-cycles = _either(_clock("%clock64"), lambda: 0)  # of the multiprocessor that a thread runs on
-nanoseconds = _either(_clock("%globaltimer"), lambda: 0)  # of the whole GPU; slower to read
+together = either(_together, lambda: _thread().syncthreads())
+all_agree = either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
+cycles = either(_clock("%clock64"), lambda: 0)  # of the multiprocessor that a thread runs on
+nanoseconds = either(_clock("%globaltimer"), lambda: 0)  # of the whole GPU; slower to read

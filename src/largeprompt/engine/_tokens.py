@@ -37,10 +37,12 @@ LEVEL, REST, ORIGIN = 14, 15, 16
 ARRANGED = 17
 
 
-@scalar
 def sums_of(m):
     """How many sums m columns have: X, x·g, x·x and g·g, whole square matrices for plain indexing."""
     return m + 3 * m * m
+
+
+_sums_of = scalar(sums_of)  # for compiled functions
 
 
 @on_lanes
@@ -151,7 +153,7 @@ def sums_of_heads(L, m, R, stride, products, S, sums, prompt, step, k0, k1):
     top = x + m
     score = top + m // 2
     s = score + 1
-    n = sums_of(m)
+    n = _sums_of(m)
     shifted = must_shift(R, m, stride)
     for h in range(m // 2):
         for j in range(lanes()):

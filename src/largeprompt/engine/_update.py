@@ -3,16 +3,16 @@
 import inspect
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from largeprompt.dynamics import SGD, Adam, Momentum, Training
 from largeprompt.dynamics._optimiser import adam, heavy_ball
 
 from ._target import tuned
+from ._within import within
 
 # sums in any order, but nothing that supposes numbers finite: this is where one that is not is noticed
-on_matrices = numba.njit(error_model="numpy", nogil=True, fastmath={"contract", "reassoc", "nsz"})
+on_matrices = within(fastmath={"contract", "reassoc", "nsz"})
 u = np.uintp  # an index that does not count from the end
 # unwrapped: around a function there may be a checker of its signature, which is nothing to compile
 _heavy_ball, _adam = (on_matrices(inspect.unwrap(rule)) for rule in (heavy_ball, adam))
