@@ -65,6 +65,11 @@ def _judged(x: Array) -> Any:
     return np.asarray(x) if x.size <= _FEW else x
 
 
+def library(*trees: Any) -> Any:
+    """NumPy where all values are known, else JAX: for a few numbers, that compiles nothing."""
+    return jnp if any(map(is_traced, jax.tree.leaves(trees))) else np
+
+
 def _first(wrong: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(np.asarray(wrong))[0])
 
@@ -193,10 +198,13 @@ def probabilities(name: str, w: Any, n: int) -> Array:
     if is_traced(w):
         return jnp.log(w) - jnp.log(w.sum())
     with _evaluated():
-        total = float(_judged(w).sum())
+        values = _judged(w)
+        total = float(values.sum())
         if abs(total - 1) > 10 * math.sqrt(float(jnp.finfo(w.dtype).eps)):
             raise ValueError(f"{name} sums to {total:.6g}; it must sum to 1")
-        return jnp.log(w) - jnp.log(w.sum())
+        library = np if isinstance(values, np.ndarray) else jnp
+        with np.errstate(divide="ignore"):
+            return jnp.asarray(library.log(values) - library.log(values.sum()))
 
 
 def vector(name: str, x: Numbers, dim: Size = None) -> Array:

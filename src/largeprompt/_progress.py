@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 class Progress:
     """Receives the progress of named pieces of work; this one is silent, except for warnings.
 
-    Several pieces may be under way at once, also from several threads. A piece ends by `close`, and its name is then
-    free again.
+    Several pieces may be under way at once, also from several threads, and some of them under the same name. A piece
+    ends by `close`.
     """
 
     def start(self, name: str, total: float) -> None:

@@ -30,6 +30,20 @@ def test_each_piece_of_work_has_a_bar_until_it_ends():
     assert shown == [("training", 150, "1 of 2 runs"), ("second", 50, "1234/s, risk 0.2500")]
 
 
+@pytest.mark.usefixtures("terminal")
+def test_pieces_of_one_name_end_one_after_the_other():
+    with View() as view:
+        with view.task("risks", 4) as first, view.task("risks", 2) as second:
+            second(1)
+            first(1)
+        assert not view._bars.tasks
+        view.start("risks", 4)
+        view.start("risks", 4)
+        view.close("risks", "finished")
+        view.step("risks", 3)
+        assert [task.completed for task in view._bars.tasks] == [3]
+
+
 def test_a_terminal_shows_what_is_done_the_time_left_and_a_note(terminal):
     with View() as view:
         view.start("sweep", 40)

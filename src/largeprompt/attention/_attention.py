@@ -174,12 +174,16 @@ class AbstractAttention(AbstractLayer[Jacobian]):
 
     def _jacobian(self, mu, z) -> Jacobian:
         u = self.U @ z
-        m, VH = self.reading(mu, u), self.V @ self.reading_slope(mu, u)
-        return Jacobian(
-            U=jnp.einsum("ij,k->ijk", VH, z),
-            V=jnp.einsum("ij,k->ijk", jnp.eye(self.outputs, dtype=m.dtype), m),
-            z=VH @ self.U,
-        )
+        return _chain_rule(self.U, self.V, z, self.reading(mu, u), self.reading_slope(mu, u))
+
+
+@jax.jit  # one program, not ten
+def _chain_rule(
+    U: Float[Array, "D D"], V: Float[Array, "p D"], z: Float[Array, " D"], m: Float[Array, " D"], H: Float[Array, "D D"]
+) -> Jacobian:
+    VH = V @ H
+    of_V = jnp.einsum("ij,k->ijk", jnp.eye(len(V), dtype=m.dtype), m)
+    return Jacobian(U=jnp.einsum("ij,k->ijk", VH, z), V=of_V, z=VH @ U)
 
 
 def register(name: str, constructor: Callable[..., AbstractAttention]) -> None:

@@ -99,7 +99,13 @@ def _powers(x: Array, n: int) -> Array:
 @jax.custom_jvp
 def _polynomials(table: Array, cell: Array, p: Array, q: Array) -> Float[Array, "n 6"]:
     """Those of each cell at its point (p, q)."""
-    return _with_slopes(table, cell, p, q)[:, 0, 0]
+
+    def at_one(point):
+        cell, p, q = point
+        return jnp.einsum("fij,i,j->f", table[cell], _powers(p, _TERMS[0]), _powers(q, _TERMS[1]))
+
+    # few at a time: the coefficients of all points together would fill the memory many times slower than the cache
+    return jax.lax.map(at_one, (cell, p, q), batch_size=_AT_ONCE)
 
 
 @_polynomials.defjvp
@@ -119,7 +125,6 @@ def _with_slopes(table: Array, cell: Array, p: Array, q: Array) -> Float[Array, 
         )
         return jnp.einsum("fij,ai,bj->abf", table[cell], along, across)
 
-    # few at a time: the coefficients of all points together would fill the memory many times slower than the cache
     return jax.lax.map(at_one, (cell, p, q), batch_size=_AT_ONCE)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import defaultdict
 from types import TracebackType
 
 from rich import progress as rich
@@ -27,7 +28,7 @@ class View(Progress):
             rich.TextColumn("{task.fields[note]}", markup=False),
         )
         self._bars = rich.Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
-        self._tasks: dict[str, rich.TaskID] = {}
+        self._tasks: defaultdict[str, list[rich.TaskID]] = defaultdict(list)  # of one name, there may be several
         self._over = threading.Event()
 
     def __enter__(self) -> "View":
@@ -41,13 +42,13 @@ class View(Progress):
         self._bars.stop()
 
     def start(self, name: str, total: float) -> None:
-        self._tasks[name] = self._bars.add_task(name, total=total, note="")
+        self._tasks[name].append(self._bars.add_task(name, total=total, note=""))
 
     def step(self, name: str, done: float, note: str = "") -> None:
-        self._bars.update(self._tasks[name], completed=done, note=note)
+        self._bars.update(self._tasks[name][-1], completed=done, note=note)
 
     def close(self, name: str, outcome: str = "") -> None:
-        self._bars.remove_task(self._tasks.pop(name))
+        self._bars.remove_task(self._tasks[name].pop())
 
     def warn(self, message: str) -> None:
         errors.print(f"largeprompt: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -7,12 +7,15 @@ because $\partial T_i/\partial V = e_im^\top$, $\partial T_i/\partial U = (H^\to
 and Q multiplies the latter by Q and K. A layer that is no sum of heads is asked for its output and its Jacobian.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt.attention import AbstractAttention, AbstractLayer, Head
@@ -97,8 +100,8 @@ class LayerSquare(eqx.Module):
 
 def forms(part: AbstractLayer, merged: AbstractAttention, quantities: Sequence[str]) -> dict[str, QuadraticForm]:
     """The form of each quantity of one head, in its own parametrisation; `merged` is its (U, V) form."""
-    eye, VV = jnp.eye(merged.dim, dtype=merged.U.dtype), merged.V.T @ merged.V
-    none = jnp.zeros_like(eye)
+    identity, VV = np.eye(merged.dim, dtype=merged.U.dtype), merged.V.T @ merged.V
+    eye, none = jnp.asarray(identity), jnp.asarray(np.zeros_like(identity))
     known = {"output": QuadraticForm(VV, ()), "U": QuadraticForm(none, (Slope(VV, eye, eye),))}
     if isinstance(part, Head):  # which has parameters K, Q, V, O; all else has U and V
         K, Q, s = part.K, part.Q, part.scale**2
@@ -111,13 +114,11 @@ def forms(part: AbstractLayer, merged: AbstractAttention, quantities: Sequence[s
             known["O"] = QuadraticForm(part.outputs * part.V.T @ part.V, ())
         own = [name for name in ("K", "Q", "V", "O") if name in known]
     else:
-        known["V"] = QuadraticForm(merged.outputs * eye, ())
+        known["V"] = QuadraticForm(jnp.asarray(merged.outputs * identity, eye.dtype), ())
         own = ["U", "V"]
-    total = known[own[0]]
-    for name in own[1:]:
-        total = total + known[name]
-    known["gradient"] = total
-    _refuse_unknown(quantities, known)
+    _refuse_unknown(quantities, (*known, "gradient"))
+    if "gradient" in quantities:
+        known["gradient"] = functools.reduce(operator.add, (known[name] for name in own))
     return {name: known[name] for name in quantities}
 
 
@@ -146,7 +147,7 @@ def layer_squares(layer: AbstractLayer, mu: AbstractMeasure, quantities: Sequenc
     return {name: LayerSquare(name) for name in quantities}
 
 
-def _refuse_unknown(quantities: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
+def _refuse_unknown(quantities: Sequence[str], known: Sequence[str]) -> None:
     for name in quantities:
         if name not in known:
             raise ValueError(f"quantity is {name!r}; this layer has {', '.join(known)}")

@@ -3,6 +3,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, Head, Lengths, MultiHead, kind_of, merged_form
 from largeprompt.icl import AbstractTask, LinearRegression
 
@@ -30,7 +31,9 @@ def conserved_quantities(layers: AbstractLayer, task: AbstractTask, L: int | flo
     kind, limit = kind_of(layers), type(task) is LinearRegression and math.inf == L
     if kind == "linear" or (kind == "softmax" and limit):
         U, V = merged_form(layers).U, merged_form(layers).V
-        return {"‖U‖² − ‖V‖²": jnp.sum(U**2, axis=(-2, -1)) - jnp.sum(V**2, axis=(-2, -1))}
+        library = checks.library(U, V)
+        sizes = [library.sum(library.square(M), axis=(-2, -1)) for M in (U, V)]
+        return {"‖U‖² − ‖V‖²": jnp.asarray(sizes[0] - sizes[1])}
     return {}
 
 

@@ -154,16 +154,17 @@ def gradient_flow(
 
 def increasing_times(times: Numbers) -> Float[Array, " t"]:
     """`times` as an increasing vector from 0 or later to some time after 0."""
-    t = checks.vector("times", times)
+    recorded = checks.vector("times", times)
+    t = np.asarray(recorded)
     if float(t[0]) < 0:
         raise ValueError(f"times[0] is {float(t[0]):g}; a flow starts at 0")
-    falls = np.flatnonzero(np.diff(np.asarray(t)) <= 0)
+    falls = np.flatnonzero(np.diff(t) <= 0)
     if len(falls):
         i = int(falls[0]) + 1
         raise ValueError(f"times[{i}] is {float(t[i]):g}, not above {float(t[i - 1]):g}; times must increase")
     if float(t[-1]) == 0:
         raise ValueError("times end at 0; a flow must be followed for some time")
-    return t
+    return recorded
 
 
 @eqx.filter_jit
@@ -257,8 +258,8 @@ def _ending(solution: "Solution", times: Float[Array, " t"]) -> tuple[Array, Any
     assert solution.ts is not None
     recorded, last = solution.ys
     stopped = float(solution.ts[1][0])
-    flat = jnp.concatenate([leaf.reshape(len(times), -1) for leaf in jax.tree.leaves(recorded)], axis=1)
-    reached = np.asarray(jnp.isfinite(flat).all(axis=1))
+    flat = np.concatenate([np.reshape(leaf, (len(times), -1)) for leaf in jax.tree.leaves(recorded)], axis=1)
+    reached = np.isfinite(flat).all(axis=1)
     if reached.all():
         return times, recorded, "completed", stopped
     n = int(np.argmin(reached))  # ys are filled with inf from where the solver stopped

@@ -85,8 +85,8 @@ def _aligned_start(
     # the rounding of ΘΘᵀ
     slack = max(1e-9, 10 * task.d * float(jnp.finfo(parts.A.dtype).eps)) * float(np.max(np.abs(A)))
     ok = (
-        not bool(jnp.any(parts.P != 0))
-        and not bool(jnp.any(parts.C != 0))
+        not np.any(np.asarray(parts.P))
+        and not np.any(np.asarray(parts.C))
         and bool(np.all(r * np.eye(task.targets) == R))
         and bool(np.all(np.abs(A - symmetric) <= slack))
         and r != 0

@@ -2,7 +2,8 @@ import math
 import warnings
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
@@ -25,11 +26,11 @@ def structured_start(
     attention = attention_of(kind)
     alpha = float(checks.number("alpha", alpha))
     d = task.d
-    given = jnp.eye(d) / d**0.25 if Theta is None else checks.matrix("Theta", Theta, d, None)
+    given = np.eye(d) / d**0.25 if Theta is None else np.asarray(checks.matrix("Theta", Theta, d, None))
     product = given @ given.T
     _refuse_a_wrong_direction(given, product, task)
     _warn_outside_the_range(alpha, task)
-    return from_blocks(aligned_blocks(alpha * product, alpha, task), attention)
+    return from_blocks(aligned_blocks(jnp.asarray(alpha * product), alpha, task), attention)
 
 
 def alpha_range(task: LinearRegression) -> tuple[float, float]:
@@ -37,20 +38,22 @@ def alpha_range(task: LinearRegression) -> tuple[float, float]:
 
     Neither is needed for convergence at infinite length: see the errata.
     """
-    largest = float(jnp.linalg.eigvalsh(as_regression(task).Sigma)[-1])
+    largest = float(np.linalg.eigvalsh(np.asarray(as_regression(task).Sigma))[-1])
     scale = math.sqrt(2) / task.d**0.25
     return (scale / largest, scale / math.sqrt(largest)) if largest > 0 else (math.inf, math.inf)
 
 
-def _refuse_a_wrong_direction(Theta: Float[Array, "d m"], product: Float[Array, "d d"], task: LinearRegression) -> None:
-    size = float(jnp.linalg.norm(product))
+def _refuse_a_wrong_direction(
+    Theta: Float[np.ndarray, "d m"], product: Float[np.ndarray, "d d"], task: LinearRegression
+) -> None:
+    size = float(np.linalg.norm(product))
     if abs(size - 1) > 1e-6:
         raise ValueError(
             f"Theta has ‖ΘΘᵀ‖_F = {size:.6g}; Assumption 5.1 asks for 1 (divide Theta by {math.sqrt(size):.6g})"
         )
-    seen = float(jnp.linalg.norm(task.Sigma @ Theta))
-    rounding = 10 * task.d * float(jnp.finfo(task.Sigma.dtype).eps)
-    if seen <= rounding * float(jnp.linalg.norm(task.Sigma)) * float(jnp.linalg.norm(Theta)):
+    Sigma = np.asarray(task.Sigma)
+    rounding = 10 * task.d * float(np.finfo(Sigma.dtype).eps)
+    if np.linalg.norm(Sigma @ Theta) <= rounding * float(np.linalg.norm(Sigma) * np.linalg.norm(Theta)):
         raise ValueError("Theta has ΣΘ = 0; Assumption 5.1 asks for a Theta that the covariates reach")
 
 

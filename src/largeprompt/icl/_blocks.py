@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from largeprompt import _checks as checks
 from largeprompt.attention import AbstractAttention, Merged
 
 from ._regression import AbstractRegression
@@ -24,20 +25,21 @@ class Blocks(NamedTuple):
 def blocks(attention: AbstractAttention, task: AbstractRegression) -> Blocks:
     """The blocks of a layer whose last outputs are the prediction."""
     d, k = task.d, task.targets
-    V = attention.V[attention.outputs - k :]
-    return Blocks(attention.U[:d, :d], attention.U[d:, :d], V[:, :d], V[:, d:])
+    library = checks.library(attention.U, attention.V)
+    U, V = library.asarray(attention.U), library.asarray(attention.V)[attention.outputs - k :]
+    return Blocks(*map(jnp.asarray, (U[:d, :d], U[d:, :d], V[:, :d], V[:, d:])))
 
 
 def aligned_blocks(A: Float[Array, "d d"], r: Float[Array, ""] | float, task: AbstractRegression) -> Blocks:
     """The blocks of a layer that scores covariates by covariates and reads labels only: P = C = 0, R = rI."""
-    k = task.targets
-    zero = jnp.zeros((k, task.d), A.dtype)
-    return Blocks(A, zero, zero, r * jnp.eye(k, dtype=A.dtype))
+    k, library = task.targets, checks.library(A, r)
+    zero = jnp.asarray(library.zeros((k, task.d), A.dtype))
+    return Blocks(A, zero, zero, jnp.asarray(library.asarray(r, A.dtype) * library.eye(k, dtype=A.dtype)))
 
 
 def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
     """The layer of these blocks, with zeros where U meets the zeros of the query."""
-    d, k = parts.A.shape[0], parts.R.shape[0]
-    left = jnp.concatenate([parts.A, parts.C])
-    U = jnp.concatenate([left, jnp.zeros((d + k, k), left.dtype)], axis=1)
-    return kind(U, jnp.concatenate([parts.P, parts.R], axis=1))
+    d, k, library = parts.A.shape[0], parts.R.shape[0], checks.library(*parts)
+    left = library.concatenate([parts.A, parts.C])
+    U = library.concatenate([left, library.zeros((d + k, k), left.dtype)], axis=1)
+    return kind(U, library.concatenate([parts.P, parts.R], axis=1))

@@ -8,7 +8,7 @@ from largeprompt._typing import Numbers, VectorLike
 
 def identity(d: int) -> Float[Array, "d d"]:
     """Isotropic covariates."""
-    return jnp.eye(checks.count("d", d))
+    return jnp.asarray(np.eye(checks.count("d", d)))
 
 
 def kms(d: int, rho: float = 0.5) -> Float[Array, "d d"]:
@@ -17,7 +17,7 @@ def kms(d: int, rho: float = 0.5) -> Float[Array, "d d"]:
     if not checks.is_traced(base) and not -1 <= float(base) <= 1:
         raise ValueError(f"rho is {float(base):g}; it must lie between -1 and 1")
     i = np.arange(checks.count("d", d))
-    return base ** np.abs(i[:, None] - i)
+    return jnp.asarray(checks.library(base).asarray(base) ** np.abs(i[:, None] - i), base.dtype)
 
 
 def diagonal(variances: Numbers) -> Float[Array, "d d"]:

@@ -3,8 +3,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
 
 
@@ -24,13 +26,13 @@ class Estimate(AbstractShown):
     @property
     def exact(self) -> bool:
         """Whether no sampling error is left."""
-        return not bool(jnp.any(self.stderr > 0))
+        return not bool(np.any(np.asarray(self.stderr) > 0))
 
 
 def exactly(value: Any, method: str) -> Estimate:
     """An estimate with no error."""
     value = jnp.asarray(value, float)
-    return Estimate(value, jnp.zeros_like(value), method)
+    return Estimate(value, jnp.asarray(checks.library(value).zeros(value.shape, value.dtype)), method)
 
 
 class Gradient(AbstractShown):
@@ -49,4 +51,7 @@ class Gradient(AbstractShown):
 def norm(tree: Any) -> Float[Array, ""]:
     """The Euclidean norm of all the arrays of a tree."""
     leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
-    return jnp.sqrt(jnp.stack([jnp.sum(leaf**2) for leaf in leaves]).sum())
+    library = checks.library(leaves)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = library.stack([library.sum(library.square(leaf)) for leaf in leaves])
+        return jnp.asarray(library.sqrt(squares.sum()))

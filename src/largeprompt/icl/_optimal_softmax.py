@@ -59,20 +59,21 @@ def optimal_softmax(task: LinearRegression, L: int | float | Lengths) -> Softmax
 def limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
     """ω with A = ωWᵀ, r = 1/ω least in the 1/L constant, and that constant."""
     reading = best_reading(task, math.inf)
-    form = task.query_Sigma @ reading.T @ task.Sigma @ reading
-    largest = float(jnp.max(jnp.linalg.eigvals(form).real)) if bool(jnp.any(form != 0)) else 0.0
+    query, Sigma, W = (np.asarray(m) for m in (task.query_Sigma, task.Sigma, reading))
+    form = query @ W.T @ Sigma @ W
+    largest = float(np.linalg.eigvals(form).real.max()) if np.any(form) else 0.0
     if largest <= 0:
         return 1.0, jnp.zeros(())
     end = 1 / math.sqrt(2 * largest)
 
     found = minimize_scalar(
-        lambda w: float(_log_constant(w, reading, task)),
+        lambda w: float(_log_constant(float(w), reading, task)),
         bounds=(1e-3 * end, end * (1 - 1e-9)),
         method="bounded",
         options={"xatol": 1e-12 * end},
     )
     scale = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
-    return scale, jnp.exp(_log_constant(scale, reading, task))
+    return scale, jnp.asarray(np.exp(_log_constant(scale, reading, task)))
 
 
 @jax.jit

@@ -1,6 +1,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
@@ -61,7 +62,7 @@ class LinearRegression(AbstractRegression):
         self.Sigma = checks.covariance("Sigma", Sigma)
         d = self.Sigma.shape[0]
         self.noise = checks.number("noise", noise, at_least=0)
-        self.Omega = jnp.eye(d) if Omega is None else checks.covariance("Omega", Omega, d)
+        self.Omega = jnp.asarray(np.eye(d)) if Omega is None else checks.covariance("Omega", Omega, d)
         self.query_Sigma = self.Sigma if query_Sigma is None else checks.covariance("query_Sigma", query_Sigma, d)
         self._targets = checks.count("targets", targets)
 
@@ -69,7 +70,7 @@ class LinearRegression(AbstractRegression):
     def experiment(cls, Sigma: Numbers, noise: float = 0.1, targets: int = 1) -> "LinearRegression":
         r"""The paper's experiments: $w\sim\mathcal N(0, I/d)$ and label noise of variance 0.1. Paper: Appendix A."""
         Sigma = checks.covariance("Sigma", Sigma)
-        return cls(Sigma, noise, jnp.eye(len(Sigma)) / len(Sigma), targets=targets)
+        return cls(Sigma, noise, np.eye(len(Sigma)) / len(Sigma), targets=targets)
 
     @property
     def tau1(self) -> Float[Array, ""]:
@@ -131,7 +132,7 @@ class RegressionOn(AbstractRegression):
         self.covariates = as_measure("covariates", covariates)
         d = covariates.dim
         self.noise = checks.number("noise", noise, at_least=0)
-        self.Omega = jnp.eye(d) if Omega is None else checks.covariance("Omega", Omega, d)
+        self.Omega = jnp.asarray(np.eye(d)) if Omega is None else checks.covariance("Omega", Omega, d)
         self.queries = covariates if queries is None else as_measure("queries", queries, d)
         self._targets = checks.count("targets", targets)
 

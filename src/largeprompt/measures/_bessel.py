@@ -44,7 +44,7 @@ def _debye_series(order: float) -> np.ndarray:
 
 def _top(order: float) -> tuple[float, int]:
     """The order at which Debye's expansion is used, and how many steps lead down from it."""
-    steps = max(0, round(_LOWEST_DEBYE_ORDER - order + 0.5))
+    steps = max(1, round(_LOWEST_DEBYE_ORDER - order + 0.5))
     return order + steps, steps
 
 
@@ -76,16 +76,17 @@ def _debye(order: float, q):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _descent(order: float, q):
-    """The same three at any order, by B_ν = 1/(2(ν+1) + q B_{ν+1}) and its derivative."""
+    """The same three at any order, by B_ν = 1/(2(ν+1) + q B_{ν+1}) and its derivative, and B_{ν+1}."""
     top, steps = _top(order)
 
     def step(carry, nu):
-        remainder, ratio, climb = carry
-        ratio = 1 / (2 * (nu + 1) + q * ratio)
-        return (remainder - jnp.log(2 * (nu + 1) * ratio), ratio, ratio**2 * (2 * (nu + 1) - q * climb)), None
+        remainder, above, climb, _ = carry
+        ratio = 1 / (2 * (nu + 1) + q * above)
+        return (remainder - jnp.log(2 * (nu + 1) * ratio), ratio, ratio**2 * (2 * (nu + 1) - q * climb), above), None
 
     # a loop, not unrolled: it is compiled once for each derivative asked for, and nothing is differentiated through it
-    return jax.lax.scan(step, _debye(top, q), top - 1 - jnp.arange(steps, dtype=q.dtype))[0]
+    start = (*_debye(top, q), jnp.zeros_like(q))
+    return jax.lax.scan(step, start, top - 1 - jnp.arange(steps, dtype=q.dtype))[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -100,9 +101,20 @@ def _bessel_ratio_jvp(order, primals, tangents):
     ratio = bessel_ratio(order, q)
     # B' = ½B(B_{ν+1} - B) has no singularity at 0; past κ = ν+1 the same thing as ((κB)' - B)/2q cancels less.
     is_near = q < (order + 1) ** 2
-    near = ratio * (bessel_ratio(order + 1, q) - ratio) / 2
+    near = ratio * (_ratio_above(order, q) - ratio) / 2
     slope = jnp.where(is_near, near, (_bessel_climb(order, q) - ratio) / (2 * jnp.where(is_near, 1.0, q)))
     return ratio, slope * tangents[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _ratio_above(order: float, q):
+    """B_{ν+1}, which the descent to B_ν passes: no descent of its own is compiled for the slope of B_ν."""
+    return _descent(order, q)[3]
+
+
+@_ratio_above.defjvp
+def _ratio_above_jvp(order, primals, tangents):
+    return jax.jvp(lambda q: bessel_ratio(order + 1, q), primals, tangents)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

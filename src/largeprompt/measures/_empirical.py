@@ -1,6 +1,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
@@ -29,7 +30,7 @@ class Empirical(AbstractMeasure):
     def __init__(self, points: Numbers, weights: Numbers | None = None):
         self.points = checks.matrix("points", points)
         self.log_weights = None if weights is None else checks.probabilities("weights", weights, self.points.shape[0])
-        self.theta = jnp.zeros(self.points.shape[1], self.points.dtype)
+        self.theta = jnp.asarray(np.zeros(self.points.shape[1], self.points.dtype))
 
     @classmethod
     def from_log_weights(cls, points: Float[Array, "L D"], log_weights: Float[Array, " L"] | None) -> "Empirical":

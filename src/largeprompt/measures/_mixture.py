@@ -45,76 +45,113 @@ class Mixture(AbstractMeasure):
         """Which components have any weight: one without must not count, whatever its numbers overflow to."""
         return self.log_weights > -jnp.inf
 
-    def _log_masses(self, theta):
-        masses = self.log_weights + jnp.stack([mu._cgf(theta) for mu in self.components])
-        return jnp.where(self._held(), masses, -jnp.inf)
+    def _average(self, parts):
+        """Of one array for each component, their mean."""
+        return _average(self.log_weights, list(parts))
 
     def _cgf(self, theta):
-        return jax.nn.logsumexp(self._log_masses(theta))
+        return jax.nn.logsumexp(_log_masses(self.log_weights, [mu._cgf(theta) for mu in self.components]))
 
     def _tilt(self, theta):
-        log_masses = self._log_masses(theta)
+        log_weights, largest = _normalised(self.log_weights, [mu._cgf(theta) for mu in self.components])
         # Only the largest must be finite: a component of weight zero has the log-mass -inf.
-        checks.result("the tilt of a mixture", log_masses.max())
+        checks.result("the tilt of a mixture", largest)
         tilted = tuple(mu._tilt(theta) for mu in self.components)
-        return eqx.tree_at(lambda mu: (mu.log_weights, mu.components), self, (jax.nn.log_softmax(log_masses), tilted))
+        return eqx.tree_at(lambda mu: (mu.log_weights, mu.components), self, (log_weights, tilted))
 
     def _means(self):
-        return jnp.where(self._held()[:, None], jnp.stack([mu._mean() for mu in self.components]), 0)
+        return _of_held(self.log_weights, [mu._mean() for mu in self.components])
 
     def _mean(self):
-        return jnp.exp(self.log_weights) @ self._means()
+        return self._average(mu._mean() for mu in self.components)
 
     def _cov(self):
-        weights, means = jnp.exp(self.log_weights), self._means()
-        covs = jnp.where(self._held()[:, None, None], jnp.stack([mu._cov() for mu in self.components]), 0)
-        within = jnp.einsum("k,kij->ij", weights, covs)
-        # Centred before squaring: a far tilt leaves means of size 1e6 and covariances of size 1.
-        between = means - weights @ means
-        return within + jnp.einsum("k,ki,kj->ij", weights, between, between)
+        means, covs = zip(*((mu._mean(), mu._cov()) for mu in self.components), strict=True)
+        return _covariance(self.log_weights, means, covs)
 
     def _fourth(self, b, A, B):
         means = self._means()
         shifts = b + means - jnp.exp(self.log_weights) @ means
-        parts = jnp.stack([mu._fourth(shift, A, B) for mu, shift in zip(self.components, shifts, strict=True)])
-        return jnp.exp(self.log_weights) @ jnp.where(self._held(), parts, 0)
+        return self._average(mu._fourth(shift, A, B) for mu, shift in zip(self.components, shifts, strict=True))
 
     def _expectation(self, f, u, breaks):
         return weighted_sum(jnp.exp(self.log_weights), [mu._expectation(f, u, breaks) for mu in self.components])
 
     def _quartic(self, f, u, breaks, A, B):
-        parts = jnp.stack([mu._quartic(f, u, breaks, A, B) for mu in self.components])
-        return jnp.exp(self.log_weights) @ jnp.where(self._held(), parts, 0)
+        return self._average(mu._quartic(f, u, breaks, A, B) for mu in self.components)
 
     def _averages_exactly(self):
         return all(mu._averages_exactly() for mu in self.components)
 
     def _sample(self, key: PRNGKeyArray, n: int):
-        choice, *keys = jax.random.split(key, 1 + len(self.components))
-        label = _labels(choice, self.log_weights, n)
-        draws = jnp.stack([mu._sample(k, n) for mu, k in zip(self.components, keys, strict=True)])
-        return draws[label, jnp.arange(n)]
+        label, *keys = _labels_and_keys(key, self.log_weights, n)
+        return _chosen(label, [mu._sample(k, n) for mu, k in zip(self.components, keys, strict=True)])
 
     def _subgaussian(self):
         """σ² = the largest σ_k² of a component + that of the law of the component means."""
-        spread = jnp.where(self._held(), jnp.stack([mu._subgaussian() for mu in self.components]), 0).max()
+        spread = _of_held(self.log_weights, [mu._subgaussian() for mu in self.components]).max()
         return jnp.hypot(spread, enclosing_radius(self._means(), self._held()))
 
     def _radius(self):
-        return jnp.where(self._held(), jnp.stack([mu._radius() for mu in self.components]), 0).max()
+        return _of_held(self.log_weights, [mu._radius() for mu in self.components]).max()
 
     def _tails(self):
         tails = [known for mu in self.components if (known := mu._tails()) is not None]
         if len(tails) < len(self.components):
             return None
         # those of no weight are zeroed, not left out: under tracing nobody knows which they are
-        return tuple(
-            jnp.where(held, Gamma, 0)
-            for held, of_component in zip(self._held(), tails, strict=True)
-            for Gamma in of_component
-        )
+        return _held_tails(self.log_weights, tails)
 
 
-@functools.partial(jax.jit, static_argnums=2)  # one program, not ten
-def _labels(key: PRNGKeyArray, log_weights: Float[Array, " k"], n: int) -> Int[Array, " n"]:
-    return jax.random.categorical(key, log_weights, shape=(n,))
+# Each of these is one program, not ten.
+Parts = Sequence[Float[Array, "..."]]
+
+
+@jax.jit
+def _log_masses(log_weights: Float[Array, " k"], cgfs: Parts) -> Float[Array, " k"]:
+    return jnp.where(log_weights > -jnp.inf, log_weights + jnp.stack(cgfs), -jnp.inf)
+
+
+@jax.jit
+def _normalised(log_weights: Float[Array, " k"], cgfs: Parts) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+    """The log-weights of the tilted components, and the largest of their log-masses."""
+    log_masses = _log_masses(log_weights, cgfs)
+    return jax.nn.log_softmax(log_masses), log_masses.max()
+
+
+@jax.jit
+def _of_held(log_weights: Float[Array, " k"], parts: Parts) -> Float[Array, "k ..."]:
+    """What each component gives, 0 where it has no weight."""
+    stacked = jnp.stack(parts)
+    return jnp.where((log_weights > -jnp.inf).reshape(-1, *[1] * (stacked.ndim - 1)), stacked, 0)
+
+
+@jax.jit
+def _average(log_weights: Float[Array, " k"], parts: Parts) -> Float[Array, "..."]:
+    return jnp.tensordot(jnp.exp(log_weights), _of_held(log_weights, parts), 1)
+
+
+@jax.jit
+def _covariance(log_weights: Float[Array, " k"], means: Parts, covs: Parts) -> Float[Array, "D D"]:
+    weights, m = jnp.exp(log_weights), _of_held(log_weights, means)
+    # Centred before squaring: a far tilt leaves means of size 1e6 and covariances of size 1.
+    between = m - weights @ m
+    return _average(log_weights, covs) + jnp.einsum("k,ki,kj->ij", weights, between, between)
+
+
+@jax.jit
+def _held_tails(log_weights: Float[Array, " k"], tails: Sequence[Parts]) -> tuple[Float[Array, "D D"], ...]:
+    held = log_weights > -jnp.inf
+    return tuple(jnp.where(held[k], Gamma, 0) for k, of_component in enumerate(tails) for Gamma in of_component)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _labels_and_keys(key: PRNGKeyArray, log_weights: Float[Array, " k"], n: int) -> tuple[Array, ...]:
+    """Which component each of n tokens is of, and a key for each component."""
+    choice, *keys = jax.random.split(key, 1 + len(log_weights))
+    return jax.random.categorical(choice, log_weights, shape=(n,)), *keys
+
+
+@jax.jit
+def _chosen(label: Int[Array, " n"], draws: Parts) -> Float[Array, "n D"]:
+    return jnp.stack(draws)[label, jnp.arange(len(label))]

@@ -4,6 +4,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
@@ -31,7 +32,7 @@ class Sphere(AbstractMeasure):
 
     def __init__(self, radius: Numbers, dim: int):
         self.rho = checks.number("radius", radius, at_least=0)
-        self.theta = jnp.zeros(checks.count("dim", dim), self.rho.dtype)
+        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim), self.rho.dtype))
 
     @property
     def dim(self) -> int:
@@ -42,11 +43,10 @@ class Sphere(AbstractMeasure):
         return self.dim / 2 - 1
 
     def _q(self):
-        return self.rho**2 * (self.theta @ self.theta)
+        return _square_and_step(self.rho, self.theta, self.theta)[0]
 
     def _cgf(self, theta):
-        step = self.rho**2 * (2 * self.theta + theta) @ theta
-        return log_bessel_increment(self._order, self._q(), step)
+        return log_bessel_increment(self._order, *_square_and_step(self.rho, self.theta, theta))
 
     def _tilt(self, theta):
         tilted = eqx.tree_at(lambda mu: mu.theta, self, self.theta + theta)
@@ -56,6 +56,7 @@ class Sphere(AbstractMeasure):
     def _mean(self):
         return self.rho**2 * bessel_ratio(self._order, self._q()) * self.theta
 
+    @eqx.filter_jit  # one program, not twenty
     def _cov(self):
         # In q = κ², where the ratio is analytic: smooth at 0, unlike the form with the unit vector of θ.
         ratio, slope = jax.value_and_grad(lambda q: bessel_ratio(self._order, q))(self._q())
@@ -136,6 +137,14 @@ class Sphere(AbstractMeasure):
 
     def _tails(self):
         return (jnp.zeros((self.dim, self.dim)),)
+
+
+@jax.jit
+def _square_and_step(
+    rho: Float[Array, ""], theta: Float[Array, " D"], by: Float[Array, " D"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """κ² at a tilt θ, and what a further tilt adds to it."""
+    return rho**2 * (theta @ theta), rho**2 * (2 * theta + by) @ by
 
 
 def _ratio_and_slope(order: float, q: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:

@@ -81,16 +81,15 @@ class Job:
     def plan(self, progress: Progress | None = None, *, begin: bool = False) -> Plan:
         """What is not there yet, and about how long it takes: a few steps of each kind of run are timed.
 
-        Timing compiles these steps first. With `begin`, and a second core, the first computation begins meanwhile.
+        Timing compiles these steps first. With `begin`, and a second core, computations begin meanwhile.
         """
         needs = self.needs
         runs = tuple(need for need in needs if isinstance(need, Run))
         missing = {item: item.seconds for item in needs if isinstance(item, Computation) and self._kept(item) is None}
-        if begin and runs and missing and self.jobs > 1:
-            # before runs are timed, each is taken to last longer than all computations
-            order = self._ordered({**dict.fromkeys(runs, math.inf), **missing})
-            self._begin(next(need for need in order if isinstance(need, Computation) and need in missing))
-        expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
+        # before runs are timed, each is taken to last longer than all computations
+        order = self._ordered({**dict.fromkeys(runs, math.inf), **missing}) if begin and runs and self.jobs > 1 else ()
+        with self._begun_in_order(need for need in order if isinstance(need, Computation) and need in missing):
+            expected = lab.forecast(runs, self.store, self.jobs, progress, self.device) if runs else None
         each, memory, disk = (expected.each, expected.memory, expected.disk) if expected else ({}, 0.0, 0.0)
         ordered = self._ordered({**each, **missing})
         runs = tuple(need for need in ordered if isinstance(need, Run))
@@ -172,11 +171,16 @@ class Job:
             return self.store.load(item.key)
         return None
 
-    def _begin(self, item: Computation) -> None:
-        """Compute it in the background."""
+    @contextlib.contextmanager
+    def _begun_in_order(self, items: Iterable[Computation]) -> Iterator[None]:
+        """Compute these one after the other in the background of a block; at its end the one under way goes on."""
         pool = ThreadPoolExecutor(1, "first")
-        self._begun[item] = pool.submit(self._computed_now, item, Progress())
-        pool.shutdown(wait=False)
+        self._begun = {item: pool.submit(self._computed_now, item, Progress()) for item in items}
+        try:
+            yield
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._begun = {item: begun for item, begun in self._begun.items() if not begun.cancelled()}
 
     def _computed(self, item: Computation, progress: Progress) -> xr.Dataset:
         begun = self._begun.pop(item, None)
