@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, WeightMoments, heads_of, kind_of
+from largeprompt.attention._joint import WIDEST_JOINT
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
@@ -30,6 +31,7 @@ from ._given import Given, dot, read
 from ._nodes import Nodes
 from ._over_nodes import AbstractOverNodes
 
+_BEYOND = 1e-3  # share of nodes that may lie past the table of joint moments
 Values = Float[Array, "*s n"]
 Pairs = Float[Array, "h h *s n"]
 
@@ -136,6 +138,13 @@ class OverHeads(AbstractOverNodes):
     def method(self) -> str:
         nodes = " and W, quasi-Monte Carlo over x" if self.aligned else ", quasi-Monte Carlo over (W, x)"
         return f"exact over prompts{nodes}"
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.joint is not None
+
+    def is_outside(self, layer):
+        return self.beyond(layer, WIDEST_JOINT) > _BEYOND
 
     def beyond(self, layer: AbstractLayer, widest: float) -> Float[Array, ""]:
         """The share of the nodes at which the scores of a softmax head have a larger standard deviation than this."""

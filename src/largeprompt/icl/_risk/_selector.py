@@ -43,7 +43,6 @@ from ._quadrature import AlignedQuadrature, PairQuadrature
 from ._with_empty import WithEmpty
 
 Method = Literal["auto", "sampled"]
-_BEYOND = 1e-3  # share of nodes that may lie past the table of joint moments
 
 
 def risk_function(
@@ -204,9 +203,9 @@ def _of_heads(
         aligned=aligned,
         reason=reason,
     )
-    if joint is not None:
-        beyond = function.beyond(layer, WIDEST_JOINT)
-        if not checks.is_traced(beyond) and float(beyond) > _BEYOND:
+    if function.is_bounded:
+        outside = function.is_outside(layer)
+        if not checks.is_traced(outside) and bool(outside):
             return None
     return _with_the_better_control(function, layer)
 
