@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+import largeprompt as lp
 from largeprompt.attention import JointMoments, WeightMoments
 from largeprompt.attention._joint_integrals import joint_integrals
 from largeprompt.attention._pair import pair_shares, pair_table
+from largeprompt.attention._parity import ParityMoments
 from largeprompt.attention._weight_integrals import weight_integrals
 from significance import assert_mean_is
 
@@ -109,3 +111,29 @@ def test_lengths_without_a_table_are_refused():
         JointMoments(10**10)
     with pytest.raises(ValueError, match="L is inf; a pair of opposite softmaxes is tabulated for 2 <= L < inf"):
         pair_table(math.inf)
+
+
+@pytest.mark.parametrize("line", [True, False])
+def test_parts_of_two_softmaxes_are_half_the_sum_and_half_the_difference_over_reversed_tokens(line):
+    parity, rtol = ParityMoments(5, line=line), 1e-6 if line else 1e-4
+    for beta, other, r in ((0.03, 0.05, 0.7), (0.4, 1.1, -0.6), (2.0, 1.4, 0.2), (3.0, 2.5, -1.0)):
+        r = np.sign(r) if line else r
+        same, opposite = joint_integrals(beta, other, r, 5.0), joint_integrals(beta, other, -r, 5.0)
+        at = [jnp.array([float(number)]) for number in (beta, other, r)]
+        odd, even = ([float(part[0]) for part in parts] for parts in (parity.odd(*at), parity.even(*at)))
+        for found, sign in ((odd, -1), (even, 1)):
+            expected = [
+                (same.Q + sign * opposite.Q) / 2,
+                (same.uu + sign * opposite.uu) / 2,
+                (same.vv + sign * opposite.vv) / 2,
+                (same.uv + same.vu - sign * (opposite.uv + opposite.vu)) / 2,
+            ]
+            powers = np.array([1, beta**2, other**2, beta * other])  # of what multiplies them in a risk
+            np.testing.assert_allclose(found * powers, expected * powers, rtol=rtol, atol=rtol / 10 * abs(expected[0]))
+
+
+def test_a_law_of_lengths_has_the_averages_over_prompts_that_are_not_empty():
+    law, one_token = lp.Lengths([0, 1, 3, 40], [0.1, 0.3, 0.2, 0.4]), np.array([1.0, 0, 0, 0, 0])
+    for at in ((0.3, 0.5, 0.4), (2.0, 3.0, -0.7)):
+        each = np.stack([one_token, *(joint_integrals(*at, length) for length in (3.0, 40.0))])
+        np.testing.assert_allclose(joint_integrals(*at, law), np.array([3, 2, 4]) @ each / 9, atol=1e-11)

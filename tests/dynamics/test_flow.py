@@ -25,8 +25,10 @@ from largeprompt.icl import (
     norm,
     optimal_softmax,
     risk,
+    risk_function,
     risk_gradient,
 )
+from significance import assert_close_in_sigmas
 
 TASK = LinearRegression.experiment(kms(3))
 HEAD = lp.Head.pytorch_default(jax.random.key(1), 4)
@@ -268,3 +270,32 @@ def test_flows_of_other_kinds_bring_the_risk_down_at_infinite_length(kind):
     assert kind in flow.reason
     assert np.all(np.diff(flow.risk) < 0)
     assert np.ptp(flow.conserved["K Kᵀ − Q Qᵀ"], axis=0).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "L"), [("softmax, K Q V O", 3), ("linear, K Q V", 3), ("structured", lp.Lengths.prefixes(4))]
+)
+def test_flows_with_the_query_in_the_prompt_go_down_the_risk_of_simulated_prompts(name, L):
+    flow = gradient_flow(LAYERS[name], TASK, L, [0.0, 1.0, 5.0], draws=2**9, query_in_prompt=True, rtol=1e-7)
+    assert flow.ending == "completed"
+    assert np.all(np.diff(flow.risk) < 0)
+    for value in flow.conserved.values():
+        assert np.ptp(value, axis=0).max() < 1e-5
+    sampled = risk(flow.last, TASK, L, query_in_prompt=True, method="sampled", rtol=0.02)
+    assert not flow.method.startswith("Monte Carlo")
+    assert_close_in_sigmas(sampled.value, flow.risk[-1], np.hypot(sampled.stderr, flow.risk_stderr[-1]))
+    slope = risk_gradient(flow.last, TASK, L, query_in_prompt=True, method="sampled", rtol=0.2)
+    norms = [float(norm(part)) for part in (slope.layer, slope.stderr)]
+    assert abs(norms[0] - float(flow.gradient_norm[-1])) < 5 * norms[1] + float(flow.gradient_stderr[-1])
+
+
+def test_a_flow_of_heads_stops_where_their_table_ends():
+    K, label = np.eye(1, 2), np.eye(2)[1:]
+    start, task = (
+        lp.MultiHead([lp.Head(K, 2 * K, 0.6 * label), lp.Head(K, 1.8 * K, 0.3 * label)]),
+        LinearRegression(np.eye(1)),
+    )
+    flow = gradient_flow(start, task, 2, [0.0, 100.0], draws=2**7)
+    assert flow.ending == "outside the table"
+    assert 0 < flow.ended_at < 100
+    assert "standard deviations above 8" in risk_function(flow.last, task, 2, draws=2**7).reason

@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import roots_genlaguerre
 
 import largeprompt as lp
 from icl_catalogue import FLAT, KMS, TASKS, attend, simulated
+from largeprompt.attention import WeightMoments
+from largeprompt.attention._joint_integrals import Accuracy, joint_integrals
 from largeprompt.dynamics import gradient_flow
 from largeprompt.icl import (
+    LinearRegression,
     bayes_risk,
     best_reading,
+    best_reading_of_rank,
     optimal_heads,
     optimal_linear,
     optimal_softmax,
@@ -21,6 +26,7 @@ from largeprompt.icl import (
     risk_function,
     risk_gradient,
 )
+from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is
 
 TASK = TASKS["other queries"]
@@ -152,8 +158,82 @@ def test_one_head_is_the_best_softmax_layer_and_ends_of_the_range_are_known():
     np.testing.assert_allclose(endless.rate, excess * 10**5, rtol=1e-3)
     lone = optimal_heads(TASK, 1, 2)
     np.testing.assert_allclose(risk(lone.attention, TASK, 1).value, lone.risk.value, rtol=1e-12)
-    with pytest.raises(ValueError, match="heads is 3; the least risk is known for 1 and 2 softmax heads"):
-        optimal_heads(TASK, 9, 3)
+
+
+def test_more_heads_are_never_worse_and_four_are_those_of_the_table():
+    found = [optimal_heads(FLAT, 10, heads) for heads in range(1, 6)]
+    risks = [float(optimum.risk.value) for optimum in found]
+    assert np.all(np.diff(risks) < -1e-5)
+    np.testing.assert_allclose(risks, [0.35446, 0.25742, 0.25663, 0.25506, 0.25492], atol=6e-6)
+    assert all(optimum.risk.exact for optimum in found)
+    assert risks[-1] > float(optimal_linear(FLAT, 10).risk.value)
+    np.testing.assert_allclose([optimum.rate for optimum in found[1:]], found[1].rate)
+    for optimum in found[2:]:
+        assert len(optimum.attention.heads) == found.index(optimum) + 1
+    sampled = risk(found[3].attention, FLAT, 10, method="sampled", rtol=0.01)
+    assert_close_in_sigmas(sampled.value, risks[3], sampled.stderr)
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_the_least_risk_of_several_heads_is_that_of_the_quadrature_at_their_scores(heads):
+    """Scores are multiples a of the identity: an average over |x| of `joint_integrals` at correlations of ±1."""
+    optimum = optimal_heads(FLAT, 10, heads)
+    a, r = (np.array([float(at(head)) for head in optimum.attention.heads]) for at in (scale_of, value_of))
+    x, weights = roots_genlaguerre(48, 1.5)  # |x|²/2 has the density of Γ(5/2)
+    label, omega, x = float(FLAT.tau1 + FLAT.noise), float(FLAT.Omega[0, 0]), np.sqrt(2 * x)
+    kept = weights > 1e-9 * weights.max()
+    x, weights = x[kept], weights[kept] / weights.sum()
+    total = float(jnp.sum(FLAT.Omega * FLAT.query_Sigma) + FLAT.noise) / 2
+    for i in range(heads):
+        one_minus_Q = np.asarray(WeightMoments(10).shares((a[i] * x) ** 2)[1])
+        total -= r[i] * a[i] * omega * weights @ (one_minus_Q * x**2)
+        for j in range(i, heads):
+            sign = np.sign(a[i] * a[j])
+            q, uu, uv, vu, vv = np.array(
+                [joint_integrals(abs(a[i]) * t, abs(a[j]) * t, sign, 10.0, Accuracy(0.4, 11.0)) for t in x]
+            ).T
+            form = label * q + omega * x**2 * (uu * a[i] ** 2 + vv * a[j] ** 2 + (uv + vu) * a[i] * a[j])
+            total += (0.5 if i == j else 1.0) * r[i] * r[j] * weights @ form
+    np.testing.assert_allclose(optimum.risk.value, total, rtol=1e-5)
+
+
+def scale_of(head):
+    return head.merged().U[0, 0]
+
+
+def value_of(head):
+    return head.V[0, -1]
+
+
+def test_narrow_heads_share_the_directions_and_come_near_linear_attention_of_their_rank_with_one_token_less():
+    task = LinearRegression(np.diag([1.0, 0.5]), 0.1, np.diag([0.4, 0.8]))
+    one, two = (optimal_heads(task, 5, heads, head_dim=1) for heads in (1, 2))
+    for optimum, rank in ((one, 1), (two, 2)):
+        assert {head.K.shape[0] for head in optimum.attention.heads} == {1}
+        assert float(optimum.risk.value) > best_reading_of_rank(task, 5, rank).risk
+        sampled = risk(optimum.attention, task, 5, method="sampled", rtol=0.01)
+        assert_close_in_sigmas(sampled.value, optimum.risk.value, np.hypot(sampled.stderr, optimum.risk.stderr))
+    linear = best_reading_of_rank(task, 4, 2).risk
+    assert float(one.risk.value) - 0.1 > linear > float(two.risk.value) - 3 * float(two.risk.stderr) > linear - 0.02
+    endless = optimal_heads(task, math.inf, 3, head_dim=1)
+    np.testing.assert_allclose(risk(endless.attention, task, math.inf).value, endless.risk.value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_the_best_reading_of_a_rank_has_its_risk_as_a_layer_of_linear_attention(rank):
+    found = best_reading_of_rank(KMS, 20, rank)
+    U, V = np.zeros((6, 6)), np.zeros((1, 6))
+    U[:5, :5], V[0, 5] = found.reading, 1.0
+    np.testing.assert_allclose(risk(lp.LinearAttention(U, V), KMS, 20).value, found.risk, rtol=1e-12)
+    assert np.linalg.matrix_rank(found.reading) == rank
+    if rank == 5:
+        np.testing.assert_allclose(found.risk, optimal_linear(KMS, 20).risk.value, rtol=1e-12)
+
+
+def test_narrow_heads_need_a_common_basis():
+    assert_refused(
+        lambda: optimal_heads(TASKS["two targets, other queries"], 5, 3, head_dim=1), "head_dim is 1, below 2"
+    )
 
 
 def test_scores_too_wide_for_the_table_are_sampled():
@@ -163,3 +243,14 @@ def test_scores_too_wide_for_the_table_are_sampled():
     assert found.method.startswith("Monte Carlo over")
     assert "standard deviations above 8" in found.reason
     assert 1.0 < found.value < 1.5
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts(aligned):
+    law, layer = (
+        lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4]),
+        heads(("softmax", "softmax", "linear"), aligned, seed=2),
+    )
+    found, sampled = (risk(layer, TASK, law, method=method, rtol=0.01) for method in ("auto", "sampled"))
+    assert found.method.startswith("exact over prompts")
+    assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))

@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.polynomial import chebyshev
 
-from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._joint_integrals import TABULATED, joint_integrals
-from ._weight_integrals import weight_integrals
+from ._joint_integrals import TABULATED, held, joint_integrals, nonempty
+from ._lengths import Lengths, length_or_law, longest
 from ._weights import WeightMoments
 
 _SCALE = math.sqrt(2)  # β = √2 tan(angle): smooth at β = 0 and towards infinity
@@ -56,7 +55,7 @@ class JointMoments(eqx.Module):
     Tabulated are ratios to the moments of each softmax alone, which are exact: $\log(q/\sqrt{QQ'})$, $c_{uu}/q$,
     $c_{vv}/q$, $c_{vu}/q$ and $c_{uv}/\sqrt{(1-Q)(1-Q')}$, as polynomials. Relative to $\sqrt{QQ'}$ the error
     is near 1e-6 where scores have standard deviations up to 1, and from 1e-5 to 1e-3 up to 8; beyond, the ratios are
-    those at 8. For 1 ≤ L ≤ 1e9.
+    those at 8. For 1 ≤ L ≤ 1e9; for a law of `Lengths` they are averages over its prompts that are not empty.
     """
 
     alone: WeightMoments
@@ -64,11 +63,11 @@ class JointMoments(eqx.Module):
     narrow: Float[Array, "5 n n r"]
     wide: Float[Array, "5 m m s"]
 
-    def __init__(self, L: int | float):
-        L = checks.prompt_length(L)
-        if L > LONGEST_JOINT:
-            raise ValueError(f"L is {L:.4g}; the moments of two softmaxes are known for L up to 1e9")
-        self.alone, self.spread = WeightMoments(L), jnp.asarray(1 - 1 / L)
+    def __init__(self, L: int | float | Lengths):
+        L = length_or_law(L)
+        if longest(L) > LONGEST_JOINT:
+            raise ValueError(f"L is {longest(L):.4g}; the moments of two softmaxes are known for L up to 1e9")
+        self.alone, self.spread = WeightMoments(L), jnp.asarray(_spread(L))
         self.narrow, self.wide = (jnp.asarray(_table(L, box)) for box in (_NARROW, _WIDE))
 
     @jax.jit
@@ -90,6 +89,12 @@ class JointMoments(eqx.Module):
         uv = ratios[4] * _root(unheld * unheld2)
         found = q, ratios[1] * q, uv, ratios[3] * q, ratios[2] * q
         return JointCoefficients(*(part.reshape(shape) for part in found))
+
+
+def _spread(L: int | float | Lengths) -> float:
+    """1 − 1/L, averaged over the shares of long and of short prompts in q."""
+    lengths, shares = nonempty(L)
+    return 1 - float(shares @ lengths**-2.0) / float(shares @ lengths**-1.0)
 
 
 def _distance(nu, other, rho, spread):
@@ -122,24 +127,25 @@ def _interpolated(table: Float[Array, "5 n n r"], box: _Box, beta, beta2, correl
 
 
 @functools.lru_cache(maxsize=64)
-def _table(L: int | float, box: _Box) -> np.ndarray:
+def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
     """The coefficients of the five ratios as polynomials on one box, from the quadrature at Chebyshev nodes."""
     n, m = box.nodes, box.correlations
-    if L == 1:  # one weight, which is 1
+    if longest(L) == 1:  # one weight, which is 1
         return np.zeros((5, n, n, m))
     beta = _SCALE * np.tan(box.angle * (_nodes(n) + 1) / 2)
-    alone = [weight_integrals(float(b), float(L)) for b in beta]
+    L, spread = L if isinstance(L, Lengths) else float(L), _spread(L)
+    alone = [held(float(b), L) for b in beta]
     values = np.zeros((5, n, n, m))
     for i in range(n):
         for j in range(i, n):
-            scale = math.sqrt(alone[i].Q * alone[j].Q), math.sqrt(alone[i].one_minus_Q * alone[j].one_minus_Q)
+            scale = [math.sqrt(one * other) for one, other in zip(alone[i], alone[j], strict=True)]
             for k, correlation in enumerate(_nodes(m)):
-                found = joint_integrals(float(beta[i]), float(beta[j]), float(correlation), float(L), TABULATED)
+                found = joint_integrals(float(beta[i]), float(beta[j]), float(correlation), L, TABULATED)
                 q, uu, uv, vu, vv = found
                 start = math.log(q / scale[0])
                 if box is _NARROW:
                     rho = correlation * beta[i] * beta[j]
-                    start -= _distance(beta[i] ** 2, beta[j] ** 2, rho, 1 - 1 / L)
+                    start -= _distance(beta[i] ** 2, beta[j] ** 2, rho, spread)
                 ratios = np.array([start, uu / q, vv / q, vu / q, uv / scale[1]])
                 values[:, i, j, k], values[:, j, i, k] = ratios, ratios[[0, 2, 1, 3, 4]]
     one, other = _from_values(n), _from_values(m)

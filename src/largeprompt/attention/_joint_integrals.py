@@ -10,15 +10,19 @@ $$q = E s_{11},\quad c_{uu} = 2\partial_\nu q = 2E[s_{20}s_{11}-s_{21}],\quad c_
   c_{vu} = \partial_\rho q = E[s_{11}-s_{21}-s_{12}+s_{11}^2],\quad c_{uv} = E(1-s_{20})(1-s_{02}).$$
 With $1/(S^jS'^k) = \iint s^{j-1}s'^{k-1}e^{-sS-s'S'}$ these are integrals over $(\log s,\log s') = (\tau,\tau')$ of
 $P_{jk} = E[(s\omega)^j(s'\omega')^ke^{-s\omega-s'\omega'}]$, which one Gaussian average makes a product of matrices.
+Of the length they see $\ell\phi^{\ell-1}$ and $\ell(\ell-1)\phi^{\ell-2}$, $\phi = P_{00}$: for a law of lengths,
+$G'$ and $G''$ of its generating function $G(\phi) = E\,\phi^\ell$.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from ._weight_integrals import weight_integrals
+from ._lengths import Lengths, longest
+from ._weight_integrals import integrate, smoothing
 
 Grid = Float[np.ndarray, " n"]
 _LARGEST = 6.0  # of τ + s: e^{-e^6} is nothing
@@ -59,14 +63,18 @@ class JointIntegrals(NamedTuple):
 
 
 def joint_integrals(
-    beta: float, other: float, correlation: float, L: float, accuracy: Accuracy = FULL
+    beta: float, other: float, correlation: float, L: float | Lengths, accuracy: Accuracy = FULL
 ) -> JointIntegrals:
-    r"""The moments of scores with standard deviations `beta` and `other`, for 2 ≤ L < ∞, by direct quadrature."""
+    r"""The moments of scores with standard deviations `beta` and `other`, for 2 ≤ L < ∞, by direct quadrature.
+
+    For a law of lengths they are averages over its prompts that are not empty.
+    """
     if beta < other:
         Q, uu, uv, vu, vv = joint_integrals(other, beta, correlation, L, accuracy)
         return JointIntegrals(Q, vv, uv, vu, uu)
     # a wide step for one of the two only: along τ − τ' the integrand is as narrow as ever where scores are proportional
-    (tau, step), (tau2, step2) = _tau(beta, L, accuracy, wide=True), _tau(other, L, accuracy, wide=False)
+    most = float(longest(L))
+    (tau, step), (tau2, step2) = _tau(beta, most, accuracy, wide=True), _tau(other, most, accuracy, wide=False)
     # s = βg and s' = β'(rg + √(1−r²)g'): given g the two averages are apart
     slope, rest = correlation * other, other * math.sqrt(max(0.0, 1 - correlation**2))
     g, weights, second = _inner(tau2, step2, beta, slope, rest, accuracy)
@@ -76,8 +84,7 @@ def joint_integrals(
     # 1 − φ to its own relative accuracy: 1 − ab = (1−a) + (1−b) − (1−a)(1−b)
     gap = missing.sum(axis=1)[:, None] + weights @ second[0] - missing @ second[0]
     log_phi = np.where(gap < 0.5, np.log1p(-np.minimum(gap, 0.5)), np.log(np.maximum(F[0] @ second[1], 1e-300)))
-    token = (L * step * step2) * np.exp((L - 1) * log_phi)
-    pair = (L * (L - 1) * step * step2) * np.exp((L - 2) * log_phi)
+    token, pair = (step * step2 * part for part in _generating(L, log_phi))
 
     def P(j: int, k: int) -> np.ndarray:
         return F[j] @ second[k + 1]
@@ -88,8 +95,35 @@ def joint_integrals(
     vv = float(np.sum(token * (P(1, 3) - 2 * P12) + pair * P02 * P11))
     vu = Q + float(np.sum(token * (P22 - P21 - P12) + pair * P11**2))
     both = float(np.sum(token * P22 + pair * P20 * P02))
-    one, two = weight_integrals(beta, L), weight_integrals(other, L)
-    return JointIntegrals(Q, uu, float(one.one_minus_Q - two.Q) + both, vu, vv)
+    return JointIntegrals(Q, uu, held(beta, L)[1] - held(other, L)[0] + both, vu, vv)
+
+
+def nonempty(L: float | Lengths) -> tuple[Grid, Grid]:
+    """Lengths of at least 1 and their probabilities, by the rule of a law."""
+    lengths, shares = L.rule() if isinstance(L, Lengths) else (np.array([float(L)]), np.ones(1))
+    kept = lengths > 0
+    return lengths[kept], shares[kept] / shares[kept].sum()
+
+
+def _generating(L: float | Lengths, log_phi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """G′ and G″ of the generating function G(φ) = E φ^ℓ."""
+    first, second = np.zeros_like(log_phi), np.zeros_like(log_phi)
+    for length, share in zip(*nonempty(L), strict=True):
+        first = first + share * length * np.exp((length - 1) * log_phi)
+        if length > 1:
+            second = second + share * length * (length - 1) * np.exp((length - 2) * log_phi)
+    return first, second
+
+
+@functools.lru_cache(maxsize=4096)
+def held(beta: float, L: float | Lengths) -> tuple[float, float]:
+    """Q = E Σa² of one softmax, and 1 − Q."""
+    smooth = smoothing((float(beta),), math.log(longest(L)))
+    found = np.zeros(2)
+    for length, share in zip(*nonempty(L), strict=True):
+        one = integrate(smooth, length) if length > 1 else None
+        found += share * np.array([1.0, 0.0] if one is None else [one.Q[0], one.one_minus_Q[0]])
+    return float(found[0]), float(found[1])
 
 
 def _tau(beta: float, L: float, accuracy: Accuracy, wide: bool) -> tuple[Grid, float]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Diffrax takes a second to import: where a flow is solved
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
 _WORSE = 2.0  # times the error without control variate: from there on it does harm
 Solver = Literal["stabilised", "explicit", "implicit"]
-Ending = Literal["completed", "diverged", "out of steps"]
+Ending = Literal["completed", "diverged", "out of steps", "outside the table"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
 _tracing = threading.RLock()
 
@@ -36,7 +36,8 @@ class Trajectory(AbstractTable, Generic[Layer]):
 
     `risk_stderr` and `gradient_stderr` are the errors left by the nodes or instances that the vector field averages
     over, 0 where it is exact. A flow that could not be followed to the last time says so in `ending` and ends at the
-    last state that the solver reached, at `ended_at`.
+    last state that the solver reached, at `ended_at`: "outside the table" if the scores of several heads have become
+    wider than their joint moments are known for. A flow from `last` goes on with sampled prompts then.
     """
 
     times: Float[Array, " t"]
@@ -101,6 +102,7 @@ def gradient_flow(
     key: PRNGKeyArray | None = None,
     *,
     draws: int = 2**12,
+    query_in_prompt: bool = False,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     solver: Solver = "stabilised",
@@ -113,13 +115,14 @@ def gradient_flow(
     (U, V) that starts with P = C = 0. For other softmax attention at finite length it is exact over prompts, averaged
     over `draws` fixed nodes of $(W, x)$, with $R_\infty$ as control variate throughout or without it throughout. For
     any other task or layer, of any kind of attention, it is the average over `draws` fixed instances with their
-    prompts. For a law of `Lengths` it is the flow of the average of their risks. Stiff flows of few parameters are
-    faster with `solver="implicit"`. Paper: Equations (7) and (10).
+    prompts. For a law of `Lengths` it is the flow of the average of their risks. With `query_in_prompt` the query is
+    one of the tokens: linear attention is exact as before, one softmax head exact over prompts. Stiff flows of few
+    parameters are faster with `solver="implicit"`. Paper: Equations (7) and (10).
     """
     record = increasing_times(times)
     if solver not in get_args(Solver):
         raise ValueError(f"solver is {solver!r}; it must be one of {', '.join(map(repr, get_args(Solver)))}")
-    function = risk_function(layer, task, L, key, draws=draws)
+    function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt)
     _refuse_a_start_too_far(layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     settings = (layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
@@ -203,6 +206,8 @@ def _solve(
         events["settled"] = is_settled
     if function.may_mislead:
         events["misled"] = is_misled
+    if function.is_bounded:
+        events["outside"] = lambda t, y, function, **_: function.is_outside(eqx.combine(y, static))
     solvers = {
         "stabilised": Chebyshev(),
         "explicit": diffrax.Tsit5(),
@@ -268,6 +273,8 @@ def _ending(solution: "Solution", times: Float[Array, " t"]) -> tuple[Array, Any
     from diffrax import RESULTS
 
     ending: Ending = "out of steps" if solution.result == RESULTS.max_steps_reached else "diverged"
+    if _happened(solution, "outside"):
+        ending = "outside the table"
     if n and stopped <= float(times[n - 1]):
         return times[:n], jax.tree.map(lambda leaf: leaf[:n], recorded), ending, stopped
     ended = jnp.append(times[:n], stopped)

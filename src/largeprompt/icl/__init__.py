@@ -43,6 +43,7 @@ from ._optimal_heads import HeadsOptimum as HeadsOptimum
 from ._optimal_heads import optimal_heads as optimal_heads
 from ._optimal_linear import Optimum as Optimum
 from ._optimal_linear import best_reading as best_reading
+from ._optimal_linear import best_reading_of_rank as best_reading_of_rank
 from ._optimal_linear import gradient_descent as gradient_descent
 from ._optimal_linear import normal_equations as normal_equations
 from ._optimal_linear import optimal_linear as optimal_linear

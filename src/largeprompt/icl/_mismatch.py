@@ -71,7 +71,7 @@ def mismatch_rate(task: LinearRegression, attention: Kind) -> Float[Array, ""]:
     task = as_regression(task)
     if attention not in get_args(Kind):
         raise ValueError(f"attention is {attention!r}; it must be {' or '.join(get_args(Kind))}")
-    scale = 1.0 if attention == "linear" else limit_scale(task)[0]
+    scale = 1.0 if attention == "linear" else limit_scale(task, best_reading(task, math.inf))[0]
 
     def constant(B: Float[Array, "d d"]) -> Float[Array, ""]:
         parts = aligned_blocks(scale * B, 1 / scale, task)

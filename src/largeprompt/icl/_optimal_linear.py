@@ -12,9 +12,11 @@ from largeprompt.attention import Lengths, LinearAttention, Merged, length_or_la
 
 from ._blocks import aligned_blocks, from_blocks
 from ._estimate import Estimate, exactly
-from ._regression import LinearRegression, as_regression
+from ._regression import LinearRegression, as_regression, root
 from ._risk._closed_form import gaussian_risk
 from ._spectrum import factor, projection, refuse_a_doubtful_rank, refuse_a_traced_task, spectrum
+
+_ROUNDING = 1e-12
 
 
 class Optimum(AbstractShown, Generic[Merged]):
@@ -33,6 +35,41 @@ def best_reading(task: LinearRegression, L: int | float | Lengths) -> Float[Arra
     """
     task, L = as_regression(task), length_or_law(L)
     return checks.result("the best reading", jnp.asarray(normal_equations(task, L).reading, task.Sigma.dtype))
+
+
+class RankedReading(NamedTuple):
+    """The best reading of a bounded rank, its risk, and twice what each direction takes off the risk at most."""
+
+    reading: Float[np.ndarray, "d d"]
+    risk: float
+    squares: Float[np.ndarray, " d"]
+
+    @property
+    def needed(self) -> int:
+        """How many directions help at all."""
+        return int(np.sum(self.squares > _ROUNDING * self.squares.max(initial=0.0)))
+
+
+def best_reading_of_rank(task: LinearRegression, L: int | float, rank: int) -> RankedReading:
+    r"""The best $M$ of at most that rank for $x\mapsto\hat s\,Mx$: what linear heads whose widths add up to it attain.
+
+    With $G = (1+\tfrac1L)\Sigma^{1/2}\Omega\Sigma^{1/2} + \tfrac{\tau_1+s^2}LI$,
+    $N = G^{-1/2}\Sigma^{1/2}\Omega\Sigma_q^{1/2}$ and $X = G^{1/2}\Sigma^{1/2}M\Sigma_q^{1/2}$ the risk is
+    $\frac k2(\mathrm{tr}\,\Sigma_q\Omega + s^2 - \|N\|_F^2 + \|X-N\|_F^2)$. So the best X is N cut off after its
+    largest singular values (Eckart and Young), and each takes half its square off the risk.
+    """
+    Sigma, Omega, query = (np.asarray(part, float) for part in (task.Sigma, task.Omega, task.query_Sigma))
+    half, of_query, noise = (*(np.asarray(root(part), float) for part in (Sigma, query)), float(task.noise))
+    gram = (1 + 1 / L) * half @ Omega @ half + (float(task.tau1) + noise) / L * np.eye(len(Sigma))
+    values, vectors = np.linalg.eigh(gram)
+    there = values > _ROUNDING * max(values.max(), 0.0)
+    inverse = (vectors[:, there] / np.sqrt(values[there])) @ vectors[:, there].T
+    left, singular, right = np.linalg.svd(inverse @ half @ Omega @ of_query)
+    kept = (left[:, :rank] * singular[:rank]) @ right[:rank]
+    ends = [np.linalg.pinv(part, rcond=math.sqrt(_ROUNDING), hermitian=True) for part in (half, of_query)]
+    zero = float(np.sum(query * Omega)) + noise
+    risk = task.targets * (zero - float(np.sum(singular[:rank] ** 2))) / 2
+    return RankedReading(ends[0] @ inverse @ kept @ ends[1], risk, singular**2)
 
 
 class NormalEquations(NamedTuple):

@@ -42,7 +42,7 @@ def optimal_softmax(task: LinearRegression, L: int | float | Lengths) -> Softmax
     `L = inf` the layer is that limit. For a law of `Lengths` the average of their risks is least.
     """
     task, L = as_regression(task), length_or_law(L)
-    scale, constant = limit_scale(task)
+    scale, constant = limit_scale(task, best_reading(task, math.inf))
     if math.inf == L:
         parts = aligned_blocks(scale * best_reading(task, L), 1 / scale, task)
         value = exactly(gaussian_risk(parts, task, math.inf), "closed form")
@@ -56,9 +56,8 @@ def optimal_softmax(task: LinearRegression, L: int | float | Lengths) -> Softmax
     return SoftmaxOptimum(attention, exactly(still - (1 - empty) * task.targets * r * linear / 2, METHOD), constant)
 
 
-def limit_scale(task: LinearRegression) -> tuple[float, Float[Array, ""]]:
-    """ω with A = ωWᵀ, r = 1/ω least in the 1/L constant, and that constant."""
-    reading = best_reading(task, math.inf)
+def limit_scale(task: LinearRegression, reading: Float[Array, "d d"]) -> tuple[float, Float[Array, ""]]:
+    """ω with A = ωWᵀ, r = 1/ω least in the 1/L constant, and that constant, for a reading Wᵀ."""
     query, Sigma, W = (np.asarray(m) for m in (task.query_Sigma, task.Sigma, reading))
     form = query @ W.T @ Sigma @ W
     largest = float(np.linalg.eigvals(form).real.max()) if np.any(form) else 0.0
@@ -104,7 +103,7 @@ def common_basis(task: LinearRegression) -> tuple[Float[np.ndarray, "d d"] | Non
     return basis, [np.array(group) for group in groups]
 
 
-class _Family(NamedTuple):
+class ScoreFamily(NamedTuple):
     r"""Matrices A = `left` B `right`, with B of any entries, or diagonal with one positive entry for each column of
     `groups`. For $A\ne0$ the singular values of B are the standard deviations of the scores.
     """
@@ -124,6 +123,17 @@ class _Family(NamedTuple):
         if self.groups is None:
             return inner.ravel()
         return (np.diag(inner) @ self.groups) * np.exp(parameters)
+
+    def on(self, directions: np.ndarray) -> "ScoreFamily":
+        """Those that read some directions of the common basis only, each with an entry of its own."""
+        return self._replace(groups=np.eye(len(self.right))[:, np.unique(directions)])
+
+    def parameters(self, A: Matrix) -> Float[np.ndarray, " p"]:
+        """Those of a matrix of the family."""
+        inner = np.linalg.pinv(self.left) @ A @ np.linalg.pinv(self.right)
+        if self.groups is None:
+            return inner.ravel()
+        return np.log(np.maximum(np.diag(inner) @ self.groups / self.groups.sum(axis=0), 1e-300))
 
     def starts(self, A: Matrix, width: float = 1.0) -> list[Float[np.ndarray, " p"]]:
         """Parameters of scores as uneven as those of A, and of more even ones; no direction is switched off.
@@ -149,12 +159,12 @@ def _clipped(widths: Float[np.ndarray, " g"], power: float) -> Float[np.ndarray,
     return np.maximum(widths / widths.max(), 1e-12) ** power * 0.95 + 0.05
 
 
-def _family(task: LinearRegression) -> _Family:
+def score_family(task: LinearRegression) -> ScoreFamily:
     """All matrices that matter, up to what no covariate and no query meets."""
     Sigma, Omega, query = (np.asarray(m, float) for m in (task.Sigma, task.Omega, task.query_Sigma))
     basis, groups = common_basis(task)
     if basis is None:
-        return _Family(_inverse_root(Sigma), _inverse_root(query), None)
+        return ScoreFamily(_inverse_root(Sigma), _inverse_root(query), None)
     spread = np.sqrt(np.sum(basis * (Sigma @ basis), axis=0) * np.maximum(np.sum(basis * (query @ basis), axis=0), 0))
     share = spread**2 * np.sum(basis * (Omega @ basis), axis=0)
     kept = [group for group in groups if share[group[0]] > _NEGLIGIBLE * share.max()]
@@ -162,7 +172,7 @@ def _family(task: LinearRegression) -> _Family:
     for i, group in enumerate(kept):
         membership[group, i] = 1
     alive = membership.any(axis=1)
-    return _Family(basis / np.where(alive, spread, 1.0), basis.T, membership)
+    return ScoreFamily(basis / np.where(alive, spread, 1.0), basis.T, membership)
 
 
 def _inverse_root(cov: Matrix) -> Matrix:
@@ -172,15 +182,20 @@ def _inverse_root(cov: Matrix) -> Matrix:
 
 
 def best_scores(
-    task: LinearRegression, aligned: AlignedRisk, limit: Matrix, excess: float, widths: tuple[float, ...] = (1.0,)
+    task: LinearRegression,
+    aligned: AlignedRisk,
+    limit: Matrix,
+    excess: float,
+    widths: tuple[float, ...] = (1.0,),
+    family: ScoreFamily | None = None,
 ) -> Matrix:
     """The A of least risk; `limit` and `excess` are what A and the risk above the noise tend to for long prompts.
 
-    The search starts from scores of these `widths`.
+    The search starts from scores of these `widths`, in the family of all scores unless another is given.
     """
     if not np.any(limit) or aligned.coefficients(limit).linear == 0:  # nothing to learn, or one token to learn from
         return limit
-    family = _family(task)
+    family = score_family(task) if family is None else family
     starts = [start for width in widths for start in family.starts(limit, width)]
     quadratic, linear, _ = aligned.coefficients(family.matrix(starts[0]))
     checks.result("the risk", jnp.asarray(quadratic))

@@ -21,8 +21,8 @@ Then a run is, the first that holds:
 - *trapped*: it rests above a risk that layers of its shape are known to attain, by more than the tolerance and its
   error. Saddles that hold a run for longer than it lasts are counted here: the risk alone does not distinguish them
   from minima, more steps do.
-- *settled*: it rests, and whether at the optimum is not known. That of several softmax heads, or of one that is
-  narrower than the task, is not known (`yardstick`); or the error is too large to say.
+- *settled*: it rests, and whether at the optimum is not known. That of several softmax heads that are narrower than the
+  task is not known (`yardstick`); or the error is too large to say.
 """
 
 import math

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from largeprompt.attention import AbstractLayer, merged_form
 
@@ -107,6 +107,15 @@ class AbstractRisk(eqx.Module):
     def may_mislead(self) -> bool:
         """Whether a control variate may carry the average below the risk, as it has no floor then."""
         return False
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the function holds of some layers only, as it reads a table that ends."""
+        return False
+
+    def is_outside(self, layer: AbstractLayer) -> Bool[Array, ""]:
+        """Whether a layer lies where the function does not hold."""
+        return jnp.zeros((), bool)
 
     def without_control(self) -> "AbstractRisk":
         """The same average with no control variate: of mean squares, so that it is never below 0."""

@@ -8,7 +8,8 @@ $$q\,a_{hg} + c_{uu}\,b_{hh}\cdot b_{gh} + c_{uv}\,b_{hh}\cdot b_{gg} + c_{vu}\,
 $$(1-Q_h)\Big[b_{hh}\cdot b_{gg} + \frac{b_{gh}\cdot b_{hg} + \rho_{hg}a_{hg}}L\Big]
   - \frac{2Q_h'}L\rho_{hg}\,b_{hh}\cdot b_{gh},\qquad
   b_{hh}\cdot b_{gg} + \frac{b_{hg}\cdot b_{gh} + \rho_{hg}a_{hg}}L .$$
-Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W is closed too.
+Where all heads have P = C = 0 no $\rho_{hg}$ depends on W, and the mean over W is closed too. For a law of lengths
+all are averages over it: 1/L is its mean over prompts that are not empty, and so is that of $(1-Q_h)/L$.
 """
 
 import itertools
@@ -22,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, WeightMoments, heads_of, kind_of
+from largeprompt.attention._joint import WIDEST_JOINT
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
@@ -30,6 +32,7 @@ from ._given import Given, dot, read
 from ._nodes import Nodes
 from ._over_nodes import AbstractOverNodes
 
+_BEYOND = 1e-3  # share of nodes that may lie past the table of joint moments
 Values = Float[Array, "*s n"]
 Pairs = Float[Array, "h h *s n"]
 
@@ -76,6 +79,7 @@ def _excess(
     found: Readings,
     softmax: list[bool],
     moments: WeightMoments,
+    tilted: WeightMoments,
     joint: JointMoments | None,
     L: Float[Array, ""],
     theta: Float[Array, ""],
@@ -91,14 +95,14 @@ def _excess(
     if not curved:
         return total
     nu = jnp.stack([found.rho[h, h] for h in curved])
+    Q, _, _, lost = moments.shares(nu)
+    kept, slope = jnp.ones_like(nu), jnp.zeros_like(nu)
     if straight:
-        (Q, _, _, lost), (slope, *_) = jax.jvp(moments.shares, (nu,), (jnp.ones_like(nu),))
-    else:
-        (Q, _, _, lost), slope = moments.shares(nu), jnp.zeros_like(nu)
+        (_, kept, *_), (slope, *_) = jax.jvp(tilted.shares, (nu,), (jnp.ones_like(nu),))
     for i, h in enumerate(curved):
         total += Q[i] * found.a[h, h] - lost[i] * found.straight[h, h] + 2 * Q[i] * found.met[h]
         for g in straight:
-            part = (1 - Q[i]) * (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
+            part = kept[i] * (found.crossed[h, g] + found.rho[h, g] * found.a[h, g]) / L
             total += 2 * (part - 2 * slope[i] / L * found.rho[h, g] * found.own[h, g] - Q[i] * found.straight[h, g])
     if joint is not None:  # all pairs in one call
         h, g = np.array(list(itertools.combinations(curved, 2))).T
@@ -131,11 +135,19 @@ class OverHeads(AbstractOverNodes):
     control: Float[Array, ""]
     aligned: bool = eqx.field(static=True)
     reason: str = eqx.field(static=True)
+    tilted: WeightMoments | None = None  # of a law with p_ℓ/ℓ for p_ℓ: E (1 − Q)/ℓ is 1 − Q of that law, over L
 
     @property
     def method(self) -> str:
         nodes = " and W, quasi-Monte Carlo over x" if self.aligned else ", quasi-Monte Carlo over (W, x)"
         return f"exact over prompts{nodes}"
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.joint is not None
+
+    def is_outside(self, layer):
+        return self.beyond(layer, WIDEST_JOINT) > _BEYOND
 
     def beyond(self, layer: AbstractLayer, widest: float) -> Float[Array, ""]:
         """The share of the nodes at which the scores of a softmax head have a larger standard deviation than this."""
@@ -155,7 +167,7 @@ class OverHeads(AbstractOverNodes):
         heads, softmax = parts_of(layer, self.task)
 
         def of(found: Readings) -> Values:
-            return _excess(found, softmax, self.moments, self.joint, self.L, self.control)
+            return _excess(found, softmax, self.moments, self.tilted or self.moments, self.joint, self.L, self.control)
 
         if self.aligned:
             excess = of(_of_queries(heads, nodes, self.task))

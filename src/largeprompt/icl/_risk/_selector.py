@@ -43,7 +43,6 @@ from ._quadrature import AlignedQuadrature, PairQuadrature
 from ._with_empty import WithEmpty
 
 Method = Literal["auto", "sampled"]
-_BEYOND = 1e-3  # share of nodes that may lie past the table of joint moments
 
 
 def risk_function(
@@ -72,10 +71,10 @@ def risk_function(
         return known
     obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
     if obstacle is None and type(layer) is MultiHead and type(task) is LinearRegression:
-        if isinstance(L, Lengths) or math.inf == L:  # a law of finite lengths is an obstacle
+        if math.inf == L:
             return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
         if (function := _of_heads(layer, task, L, generator, draws)) is not None:
-            return function
+            return _with_empty(function, task, L) if isinstance(L, Lengths) else function
         obstacle = f"scores have standard deviations above {WIDEST_JOINT:g}, past the table for several heads"
     if obstacle is not None or type(task) is not LinearRegression:
         keys = jax.random.split(generator, draws)
@@ -149,10 +148,8 @@ def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float | Lengths
     if type(layer) is MultiHead and math.inf > longest(L):
         if query_in_prompt:
             return "no formula is known for several heads with the query in the prompt"
-        if isinstance(L, Lengths):
-            return "no formula is known for several heads over a law of lengths"
-        if L > LONGEST_JOINT:
-            return f"no formula is known for several heads at L = {L:.4g}, above 1e9"
+        if longest(L) > LONGEST_JOINT:
+            return f"no formula is known for several heads at L = {longest(L):.4g}, above 1e9"
     return None
 
 
@@ -183,32 +180,39 @@ def is_aligned(layer: AbstractLayer, task: AbstractRegression) -> bool:
 
 
 def _of_heads(
-    layer: MultiHead, task: LinearRegression, L: int | float, key: PRNGKeyArray, draws: int
-) -> AbstractRisk | None:
+    layer: MultiHead, task: LinearRegression, L: int | float | Lengths, key: PRNGKeyArray, draws: int
+) -> AbstractGaussianRisk | None:
     """The risk of several heads at finite length; None where their scores are too wide for its table."""
     aligned = are_aligned(layer, task)
-    if aligned and L > 1 and _is_pair(layer, task):
+    if aligned and not isinstance(L, Lengths) and L > 1 and _is_pair(layer, task):
         pair, reason = jnp.asarray(pair_table(L)), "a pair of opposite softmax heads with P = C = 0 on Gaussian tokens"
         return PairQuadrature(task=task, moments=WeightMoments(L), pair=pair, reason=reason)
-    nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=L >= LONG)
+    nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=longest(L) >= LONG)
     reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
     joint = JointMoments(L) if sum(head.kind == "softmax" for head in layer.heads) > 1 else None
-    length = checks.real_length(L, task.Sigma.dtype)
     function = OverHeads(
         task=task,
         moments=WeightMoments(L),
+        tilted=WeightMoments(_tilted(L)) if isinstance(L, Lengths) else None,
         joint=joint,
-        L=length,
+        L=checks.real_length(L.harmonic_mean if isinstance(L, Lengths) else L, task.Sigma.dtype),
         nodes=nodes,
         control=jnp.ones(()),
         aligned=aligned,
         reason=reason,
     )
-    if joint is not None:
-        beyond = function.beyond(layer, WIDEST_JOINT)
-        if not checks.is_traced(beyond) and float(beyond) > _BEYOND:
+    if function.is_bounded:
+        outside = function.is_outside(layer)
+        if not checks.is_traced(outside) and bool(outside):
             return None
     return _with_the_better_control(function, layer)
+
+
+def _tilted(L: Lengths) -> Lengths:
+    """The law of lengths with probabilities in proportion to p_ℓ/ℓ, of the prompts that are not empty."""
+    values, shares = (np.array(part) for part in (L.values, L.probabilities))
+    kept = values > 0
+    return Lengths(values[kept], shares[kept] / values[kept])
 
 
 def are_aligned(layer: MultiHead, task: LinearRegression) -> bool:

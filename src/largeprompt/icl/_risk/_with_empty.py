@@ -39,6 +39,13 @@ class WithEmpty(AbstractRisk):
     def may_mislead(self) -> bool:
         return self.rest.may_mislead
 
+    @property
+    def is_bounded(self) -> bool:
+        return self.rest.is_bounded
+
+    def is_outside(self, layer):
+        return self.rest.is_outside(layer)
+
     def without_control(self) -> "WithEmpty":
         return eqx.tree_at(lambda f: f.rest, self, self.rest.without_control())
 
