@@ -4,7 +4,7 @@ On SmolLM2-135M and texts that it was not developed on: errors of every head's o
 those predicted; the share of heads within 1.5 times a tolerance; the change of the loss beside the errors; and the rank
 correlation of a head's error at a fixed budget with what large-prompt theory looks at.
 
-    python benchmarks/compression.py [--length 1024] [--texts NAME …]
+    python benchmarks/compression_effect.py [--length 1024] [--texts NAME …]
 """
 
 import argparse
