@@ -245,12 +245,10 @@ def test_scores_too_wide_for_the_table_are_sampled():
     assert 1.0 < found.value < 1.5
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts(aligned):
-    law, layer = (
-        lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4]),
-        heads(("softmax", "softmax", "linear"), aligned, seed=2),
-    )
-    found, sampled = (risk(layer, TASK, law, method=method, rtol=0.01) for method in ("auto", "sampled"))
-    assert found.method.startswith("exact over prompts")
-    assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
+def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts():
+    law = lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4])
+    for kinds, aligned in ((("softmax", "softmax", "linear"), True), (("softmax", "linear"), False)):
+        layer = heads(kinds, aligned, seed=2)
+        found, sampled = (risk(layer, TASK, law, method=method, rtol=0.03) for method in ("auto", "sampled"))
+        assert found.method.startswith("exact over prompts")
+        assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
