@@ -230,6 +230,12 @@ def test_the_best_reading_of_a_rank_has_its_risk_as_a_layer_of_linear_attention(
         np.testing.assert_allclose(found.risk, optimal_linear(KMS, 20).risk.value, rtol=1e-12)
 
 
+def test_in_long_prompts_a_pair_is_enough_and_the_other_heads_are_idle():
+    pair, more = (optimal_heads(FLAT, 10**5, heads) for heads in (2, 4))
+    assert float(more.risk.value) == float(pair.risk.value)
+    assert [float(jnp.abs(head.V).max()) > 0 for head in more.attention.heads] == [True, True, False, False]
+
+
 def test_narrow_heads_need_a_common_basis():
     assert_refused(
         lambda: optimal_heads(TASKS["two targets, other queries"], 5, 3, head_dim=1), "head_dim is 1, below 2"
