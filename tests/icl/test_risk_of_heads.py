@@ -230,6 +230,12 @@ def test_the_best_reading_of_a_rank_has_its_risk_as_a_layer_of_linear_attention(
         np.testing.assert_allclose(found.risk, optimal_linear(KMS, 20).risk.value, rtol=1e-12)
 
 
+def test_in_long_prompts_a_pair_is_enough_and_the_other_heads_are_idle():
+    pair, more = (optimal_heads(FLAT, 10**5, heads) for heads in (2, 4))
+    assert float(more.risk.value) == float(pair.risk.value)
+    assert [float(jnp.abs(head.V).max()) > 0 for head in more.attention.heads] == [True, True, False, False]
+
+
 def test_narrow_heads_need_a_common_basis():
     assert_refused(
         lambda: optimal_heads(TASKS["two targets, other queries"], 5, 3, head_dim=1), "head_dim is 1, below 2"
@@ -245,12 +251,10 @@ def test_scores_too_wide_for_the_table_are_sampled():
     assert 1.0 < found.value < 1.5
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts(aligned):
-    law, layer = (
-        lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4]),
-        heads(("softmax", "softmax", "linear"), aligned, seed=2),
-    )
-    found, sampled = (risk(layer, TASK, law, method=method, rtol=0.01) for method in ("auto", "sampled"))
-    assert found.method.startswith("exact over prompts")
-    assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
+def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts():
+    law = lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4])
+    for kinds, aligned in ((("softmax", "softmax", "linear"), True), (("softmax", "linear"), False)):
+        layer = heads(kinds, aligned, seed=2)
+        found, sampled = (risk(layer, TASK, law, method=method, rtol=0.03) for method in ("auto", "sampled"))
+        assert found.method.startswith("exact over prompts")
+        assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
