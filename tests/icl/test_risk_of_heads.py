@@ -240,6 +240,7 @@ def test_narrow_heads_need_a_common_basis():
     assert_refused(
         lambda: optimal_heads(TASKS["two targets, other queries"], 5, 3, head_dim=1), "head_dim is 1, below 2"
     )
+    assert_refused(lambda: optimal_heads(FLAT, 2000, 2, head_dim=1), "L is 2000; several narrow heads")
 
 
 def test_scores_too_wide_for_the_table_are_sampled():
