@@ -157,7 +157,7 @@ def test_several_outputs_have_a_spurious_minimum_too(spurious_of_pair):
 
 
 def test_random_starts_alone_reach_the_spurious_minimum_of_several_outputs(monkeypatch):
-    monkeypatch.setattr(_search, "spurious_starts", lambda task, L: [])
+    monkeypatch.setattr(_search, "spurious_starts", lambda *_: [])
     (point,) = local_minima(PAIR, 200, starts=16)
     assert float(point.excess) == pytest.approx(0.339733, abs=5.1e-7)
 
@@ -227,7 +227,7 @@ def test_a_task_in_float32_is_refused_in_one_line(kind, as_a_stranger):
 def test_symmetries_leave_the_risk_alone(task):
     d, k = task.d, task.targets
     x = np.random.default_rng(1).normal(size=d * d + 2 * d * k + k * k)
-    basis = tangents(from_flat(x, d, k), task, scale=True)
+    basis = tangents([from_flat(x, d, k)], task, linear=True)
     gradient = jax.jit(jax.grad(lambda x: gaussian_risk(from_flat(x, d, k), task, 7)))(jnp.asarray(x))
     assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
 
@@ -241,3 +241,27 @@ def test_bad_input_is_refused_in_one_line(as_a_stranger):
         predicted_excess(LinearRegression(kms(2), 0.1, identity(2), diagonal([1.0, 2.0]), targets=2), 10)
     with pytest.raises(ValueError, match=r"^Sigma is singular; .* known for an invertible Sigma$"):
         predicted_excess(LinearRegression(diagonal([1.0, 0.0])), 10)
+
+
+def summary(points):
+    return [(point.kind, point.zero_modes - point.symmetries) for point in points]
+
+
+def test_a_second_linear_head_turns_the_spurious_minimum_of_one_output_into_a_saddle():
+    task = LinearRegression.experiment(identity(2))
+    (alone,) = local_minima(task, 100)
+    best, idle = stationary_points(task, 100, "linear", heads=2, starts=8)
+    assert (best.kind, idle.kind) == ("global minimum", "saddle")
+    assert float(best.risk.value) == pytest.approx(float(optimal_linear(task, 100).risk.value), rel=1e-12)
+    assert float(idle.excess) == pytest.approx(float(alone.excess), rel=1e-9)
+    assert float(idle.hessian_eigenvalues[0]) < -0.1
+    assert all(point.zero_modes == point.symmetries for point in (best, idle))
+
+
+def test_two_linear_heads_with_two_outputs_keep_a_spurious_minimum():
+    best, spurious = stationary_points(PAIR, 1000, "linear", heads=2, starts=0)
+    assert (best.kind, spurious.kind) == ("global minimum", "local minimum")
+    assert float(spurious.excess) == pytest.approx(0.030539, abs=5.1e-7)
+    # mixing the two heads 4, the direction of the covariates 1, of the targets 1
+    assert spurious.zero_modes == spurious.symmetries == 6
+    assert float(spurious.hessian_eigenvalues[6]) > 1e-3

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from largeprompt.attention import AbstractAttention, Merged
+from largeprompt.attention import AbstractAttention, Head, Merged
 
 from ._regression import AbstractRegression
 
@@ -41,3 +42,18 @@ def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
     left = jnp.concatenate([parts.A, parts.C])
     U = jnp.concatenate([left, jnp.zeros((d + k, k), left.dtype)], axis=1)
     return kind(U, jnp.concatenate([parts.P, parts.R], axis=1))
+
+
+def head_from_blocks(parts: Blocks, kind: str = "softmax") -> Head:
+    """The head of these blocks with balanced keys and queries, in which P = C = 0 can be seen."""
+    A, C, P, R = (np.asarray(block, float) for block in parts)
+    scored = C if C.any() else C[:0]  # labels that are not scored have no rounding errors
+    left, widths, right = np.linalg.svd(np.concatenate([A, scored]), full_matrices=False)
+    roots, empty = np.sqrt(widths), np.zeros((len(A), len(R)))
+    K = (left * roots).T
+    return Head(
+        np.hstack([K, empty])[:, : len(A) + len(R)],
+        np.hstack([roots[:, None] * right, empty]),
+        np.hstack([P, R]),
+        kind=kind,
+    )

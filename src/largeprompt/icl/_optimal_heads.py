@@ -1,14 +1,15 @@
 import math
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
-from largeprompt.attention import Head, MultiHead, WeightMoments
+from largeprompt.attention import MultiHead, WeightMoments
 from largeprompt.attention._pair import pair_table
 
-from ._blocks import aligned_blocks
+from ._blocks import aligned_blocks, head_from_blocks
 from ._estimate import Estimate, exactly
 from ._optimal_linear import best_reading
 from ._optimal_softmax import best_scores, limit_scale, optimal_softmax
@@ -65,13 +66,4 @@ def _small_width(d: int, L: int | float) -> float:
 
 def aligned_heads(parts: list[tuple[Matrix, float]], task: LinearRegression) -> MultiHead:
     """Softmax heads with P = C = 0, R = rI and scores A, given as pairs (A, r), with balanced keys and queries."""
-    d, k = task.d, task.targets
-    empty = np.zeros((d, k))
-
-    def head(A: Matrix, r: float) -> Head:
-        left, widths, right = np.linalg.svd(A)
-        roots = np.sqrt(widths)
-        K, Q = np.hstack([(left * roots).T, empty]), np.hstack([roots[:, None] * right, empty])
-        return Head(K, Q, np.hstack([empty.T, r * np.eye(k)]))
-
-    return MultiHead([head(A, r) for A, r in parts])
+    return MultiHead([head_from_blocks(aligned_blocks(jnp.asarray(A), r, task)) for A, r in parts])

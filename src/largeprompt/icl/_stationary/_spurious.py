@@ -85,10 +85,13 @@ def predicted_excess(task: LinearRegression, L: int | float) -> Float[Array, ""]
     return jnp.asarray(standard.factor * min(axis.excess(task.targets, L) for axis in axes))
 
 
-def spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vector, Float[np.ndarray, "n m"] | None]]:
+def spurious_starts(
+    task: LinearRegression, L: int | float, heads: int = 1
+) -> list[tuple[Vector, Float[np.ndarray, "n m"] | None]]:
     """The points of the module's formula, one for each principal axis.
 
-    Each has the subspace that its reflections leave alone. The task is in standard units.
+    Each has the subspace that its reflections leave alone. Of several heads the others read direction n for the other
+    outputs, or are idle. The task is in standard units.
     """
     d, k = task.d, task.targets
     full = np.linalg.matrix_rank(np.asarray(task.Sigma)) == d
@@ -113,5 +116,17 @@ def spurious_starts(task: LinearRegression, L: int | float) -> list[tuple[Vector
             kept += [[still[0], c * scored, p * scored, still[3]] for c, p in np.eye(2)]
             kept += [[*still[:3], r] for r in ([one] if k == 1 else [one, np.eye(k) - one])]
             subspace = np.stack([flat(move) for move in kept], axis=1)
-        found.append((flat(start), subspace))
+        others = _others(axis.n, k, heads - 1)
+        if subspace is not None and heads > 1:  # idle heads stay so
+            subspace = np.pad(subspace, [(0, sum(map(len, others))), (0, 0)]) if k == 1 else None
+        found.append((np.concatenate([flat(start), *others]), subspace))
+    return found
+
+
+def _others(n: Float[np.ndarray, " d"], k: int, heads: int) -> list[Vector]:
+    """Heads that score the labels of the outputs after the first along n, and idle ones."""
+    d, found = len(n), []
+    for h in range(1, heads + 1):
+        scored = np.outer(np.eye(k)[h], n) if h < k else np.zeros((k, d))
+        found.append(flat([np.zeros((d, d)), scored, scored, np.zeros((k, k))]))
     return found
