@@ -143,7 +143,11 @@ class OverHeads(AbstractOverNodes):
 
     def of_heads(self, heads: Blocks) -> Float[Array, " r"]:
         """The risk of softmax heads with these blocks, stacked, over each replicate."""
-        return jax.vmap(lambda nodes: self._over(nodes, heads, len(heads.A) * [True]))(self.nodes)
+        return jax.vmap(lambda nodes: self.over_heads(nodes, heads))(self.nodes)
+
+    def over_heads(self, nodes: Nodes, heads: Blocks) -> Float[Array, ""]:
+        """The same over one replicate."""
+        return self._over(nodes, heads, len(heads.A) * [True])
 
     def _over(self, nodes: Nodes, heads: Blocks, softmax: list[bool]) -> Float[Array, ""]:
         def of(found: Readings) -> Values:

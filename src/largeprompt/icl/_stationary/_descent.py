@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ from .._risk._closed_form import ClosedForm
 from .._risk._heads import OverHeads
 from .._risk._heads_closed_form import HeadsInClosedForm, of_predicting_zero
 from .._risk._over_nodes import OverNodes
-from ._near_aligned import NearAligned
+from ._differences import differences, in_all_blocks, replicate_gradients
 from ._symmetries import balanced, from_flat, least, sizes, stacked
 
 Exact = ClosedForm | HeadsInClosedForm
@@ -34,7 +34,7 @@ _MOST_SORTS = 8  # of ends known roughly: each is followed to its stationary poi
 def downhill(function: Risk, x: Vector, subspace: Float[np.ndarray, "n m"] | None = None) -> Vector:
     """A minimum below `x`, or where the search gave up; within `x` plus the subspace."""
     if isinstance(function, OverHeads):  # its Hessians are dear
-        return _quickly_downhill(function, x, 400, 1e-7).x
+        return _quickly_downhill(function, x, 400, 1e-8).x
     B = np.eye(len(x)) if subspace is None else subspace
 
     @functools.lru_cache(maxsize=2)  # value and Hessian are asked for apart
@@ -92,8 +92,27 @@ def controlled(function: Risk, x: Vector) -> Sequence[Risk]:
     return ways if spreads[0] <= spreads[1] else ways[1:]
 
 
-def errors(function: Risk | NearAligned, x: Vector, directions: Float[np.ndarray, "n m"]) -> tuple[Vector, Vector]:
-    """The standard errors of the slopes and of the curvatures along the directions."""
+class Local(NamedTuple):
+    """The gradient and the Hessian at a point, and the standard errors of slopes and curvatures along directions."""
+
+    gradient: Vector
+    hessian: Float[np.ndarray, "n n"]
+    errors: Callable[[Float[np.ndarray, "n m"]], tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]]
+
+
+def local(function: Risk, full: Risk | None, x: Vector) -> Local:
+    """What a certificate takes, in all blocks; `full` is the average over nodes of (W, x) of a search at P = C = 0."""
+    if isinstance(function, OverHeads):
+        assert isinstance(full, OverHeads)
+        found = in_all_blocks(function, full.with_control(function.control), x)
+        return Local(found.gradients.mean(axis=0), found.hessians.mean(axis=0), found.errors)
+    _, gradient, hessian = derivatives(function, x)
+    return Local(gradient, hessian, functools.partial(_errors, function, x))
+
+
+def _errors(
+    function: Risk, x: Vector, directions: Float[np.ndarray, "n m"]
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
     if function.exact:
         return np.zeros(directions.shape[1]), np.zeros(directions.shape[1])
     slopes, curvatures = _directional_derivatives(function, x, directions.T)
@@ -102,7 +121,7 @@ def errors(function: Risk | NearAligned, x: Vector, directions: Float[np.ndarray
 
 
 @eqx.filter_jit
-def replicates(function: Risk | NearAligned, x) -> Float[Array, " r"]:
+def replicates(function: Risk, x) -> Float[Array, " r"]:
     """The risk at the blocks `x` over each replicate of the nodes."""
     d, k = function.task.d, function.task.targets
     if isinstance(function, ClosedForm | OverNodes):
@@ -110,14 +129,17 @@ def replicates(function: Risk | NearAligned, x) -> Float[Array, " r"]:
     return function.of_heads(stacked(x, d, k))
 
 
-def derivatives(function: Risk | NearAligned, x: Vector) -> tuple[float, Vector, Float[np.ndarray, "n n"]]:
+def derivatives(function: Risk, x: Vector) -> tuple[float, Vector, Float[np.ndarray, "n n"]]:
     """The value, the gradient and the Hessian."""
+    if isinstance(function, OverHeads):
+        found = differences(function, x, order=2)
+        return float(found.values.mean()), found.gradients.mean(axis=0), found.hessians.mean(axis=0)
     value, gradient, hessian = _compiled_derivatives(function, x)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
 @eqx.filter_jit
-def _compiled_derivatives(function: Risk | NearAligned, x):
+def _compiled_derivatives(function: Risk, x):
     def gradient_first(x):
         value, gradient = jax.value_and_grad(lambda x: replicates(function, x).mean())(x)
         return gradient, (value, gradient)
@@ -127,7 +149,7 @@ def _compiled_derivatives(function: Risk | NearAligned, x):
 
 
 @eqx.filter_jit
-def _directional_derivatives(function: Risk | NearAligned, x, directions):
+def _directional_derivatives(function: Risk, x, directions):
     """Of first and second order, in each replicate of the nodes."""
 
     def along(direction):
@@ -171,9 +193,11 @@ def rough_ends(function: Risk, starts: Points) -> Float[np.ndarray, "m n"]:
 def _quickly_downhill(function: Risk, x: Vector, steps: int, tolerance: float) -> Any:
     """Where descent by gradients alone ends."""
 
+    found = replicate_gradients if isinstance(function, OverHeads) else _compiled_value_and_gradient
+
     def value_and_gradient(x: Vector) -> tuple[float, Vector]:
-        value, gradient = _compiled_value_and_gradient(function, x)
-        return float(value), np.asarray(gradient)
+        values, gradients = found(function, x)
+        return float(values.mean()), np.asarray(gradients).reshape(-1, x.size).mean(axis=0)
 
     options = {"gtol": tolerance, "maxiter": steps, "norm": 2}
     return minimize(value_and_gradient, x, jac=True, method="BFGS", options=options)

@@ -37,12 +37,11 @@ from ._descent import (
     controlled,
     derivatives,
     downhill,
-    errors,
+    local,
     replicates,
     rough_ends,
     settled,
 )
-from ._near_aligned import NearAligned
 from ._spurious import spurious_starts
 from ._starts import random_starts, shared_start, without_labels
 from ._symmetries import all_flat, apart, balanced, sizes, tangents
@@ -219,18 +218,11 @@ class _Search(NamedTuple):
                 found.append(given._replace(point=dataclasses.replace(given.point, kind="undecided")))
         return found
 
-    def _whole(self, function: Risk) -> Risk | NearAligned:
-        """The risk in all blocks."""
-        if not isinstance(self.full, OverHeads) or not isinstance(function, OverHeads):
-            return function
-        return NearAligned(function, self.full.with_control(function.control))
-
     def _examined(self, function: Risk, x: Vector) -> _Candidate:
-        task, whole = function.task, self._whole(function)
-        _, gradient, hessian = derivatives(whole, x)
+        task, (gradient, hessian, errors) = function.task, local(function, self.full, x)
         heads, linear = apart(x, task.d, task.targets), function.exact
         eigenvalues, modes = np.linalg.eigh(hessian)
-        slopes, spreads = errors(whole, x, modes)
+        slopes, spreads = errors(modes)
         rounding = ROUNDING * float(np.abs(eigenvalues).max())
         tolerance = np.maximum(_SIGMAS * spreads, rounding)
         zero = np.abs(eigenvalues) <= tolerance
@@ -244,7 +236,7 @@ class _Search(NamedTuple):
         across = np.linalg.svd(symmetric)[0][:, m:] if m else np.eye(len(x))
         curvatures, vectors = np.linalg.eigh(across.T @ hessian @ across)
         directions = np.concatenate([across @ vectors, symmetric], axis=1)
-        tolerance = np.maximum(_SIGMAS * errors(whole, x, directions)[1], rounding)[: len(x) - m]
+        tolerance = np.maximum(_SIGMAS * errors(directions)[1], rounding)[: len(x) - m]
 
         value = self._risk(x)
         slack = _SIGMAS * (float(value.stderr) + self.standard.factor * raised) + 1e-8 * abs(float(value.value))
