@@ -22,8 +22,9 @@ from largeprompt.icl import (
     stationary_points,
 )
 from largeprompt.icl._risk._closed_form import gaussian_risk
+from largeprompt.icl._risk._heads_closed_form import HeadsInClosedForm
 from largeprompt.icl._stationary import _search
-from largeprompt.icl._stationary._symmetries import flat, from_flat, tangents
+from largeprompt.icl._stationary._symmetries import apart, flat, from_flat, stacked, tangents
 
 PAIR = LinearRegression(identity(2), 0.1, identity(2) / 2, targets=2)
 EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
@@ -243,10 +244,6 @@ def test_bad_input_is_refused_in_one_line(as_a_stranger):
         predicted_excess(LinearRegression(diagonal([1.0, 0.0])), 10)
 
 
-def summary(points):
-    return [(point.kind, point.zero_modes - point.symmetries) for point in points]
-
-
 def test_a_second_linear_head_turns_the_spurious_minimum_of_one_output_into_a_saddle():
     task = LinearRegression.experiment(identity(2))
     (alone,) = local_minima(task, 100)
@@ -265,3 +262,35 @@ def test_two_linear_heads_with_two_outputs_keep_a_spurious_minimum():
     # mixing the two heads 4, the direction of the covariates 1, of the targets 1
     assert spurious.zero_modes == spurious.symmetries == 6
     assert float(spurious.hessian_eigenvalues[6]) > 1e-3
+
+
+def test_excess_of_as_many_heads_as_outputs_is_that_of_one_output():
+    alone = LinearRegression(identity(2), 0.1, identity(2) / 2)
+    assert float(predicted_excess(PAIR, 1000, heads=2)) == float(predicted_excess(alone, 1000))
+    (point,) = [p for p in stationary_points(PAIR, 10**6, "linear", heads=2, starts=0) if p.kind == "local minimum"]
+    assert float(point.excess) == pytest.approx(float(predicted_excess(PAIR, 10**6, heads=2)), rel=2e-3)
+    assert float(predicted_excess(PAIR, 1000, heads=3)) == 0
+    with pytest.raises(
+        ValueError, match=r"^heads is 2; with 3 targets the excess is known for 1 head and for that many"
+    ):
+        predicted_excess(LinearRegression(identity(2), targets=3), 1000, heads=2)
+
+
+@pytest.mark.parametrize("task", [KMS, LinearRegression(kms(2), 0.2, targets=2)], ids=["one target", "two targets"])
+def test_symmetries_of_several_heads_leave_the_risk_alone(task):
+    d, k, heads = task.d, task.targets, 3
+    x = np.random.default_rng(2).normal(size=heads * (d * d + 2 * d * k + k * k))
+    # two heads read the same: their scores may be exchanged
+    x = x.reshape(heads, -1)
+    x[1, -k * (d + k) :] = x[0, -k * (d + k) :]
+    x = x.ravel()
+    function = HeadsInClosedForm(task=task, L=jnp.asarray(7.0), reason="")
+    basis = tangents(apart(x, d, k), task, linear=True)
+    gradient = jax.jit(jax.grad(lambda x: function.of_heads(stacked(x, d, k))[0]))(jnp.asarray(x))
+    assert basis.shape[1] >= heads**2
+    assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
+
+
+def test_more_than_two_softmax_heads_are_refused(as_a_stranger):
+    with pytest.raises(ValueError, match=r"^heads is 3; the least risk is known for 1 and 2 softmax heads$"):
+        stationary_points(FLAT, 10, "softmax", heads=3)
