@@ -22,6 +22,7 @@ from largeprompt.icl import (
     risk_function,
     risk_gradient,
 )
+from largeprompt.icl._risk._heads import OverHeads
 from largeprompt.icl._stationary._differences import differences, replicate_gradients
 from largeprompt.icl._stationary._symmetries import all_flat
 from significance import assert_close_in_sigmas, assert_mean_is
@@ -186,10 +187,9 @@ def test_a_linear_head_shared_by_two_has_its_risk():
 def test_hessians_from_differences_are_those_of_the_average_over_nodes():
     layer, L = heads(("softmax", "softmax"), aligned=True, head_dim=1), 5
     function = risk_function(layer, TASK, L, draws=64)
+    assert isinstance(function, OverHeads)
     x = all_flat(blocks(head.merged(), TASK) for head in layer.heads)
     found = differences(function, x)
-    coarse = differences(function, x, order=2)
-    np.testing.assert_allclose(found.hessians, coarse.hessians, atol=1e-5)
     # values along a line through A and R: a second difference
     line = 1e-3 * np.where(found.gradients.any(axis=0), np.cos(np.arange(x.size)), 0.0)
     ahead, still, behind = (replicate_gradients(function, x + s * line)[0].mean() for s in (1, 0, -1))

@@ -79,7 +79,7 @@ def test_dimension_one_has_no_spurious_minimum():
     points = stationary_points(task, 1000, "linear", starts=2)
     # y x x_q is read as well by scoring labels and reading covariates
     assert [point.kind for point in points] == 2 * ["global minimum"]
-    assert sorted(float(jnp.abs(point.attention.V[0, 0])) > 0.5 for point in points) == [False, True]
+    assert sorted(float(jnp.abs(blocks(f(point.attention), task).P[0, 0])) > 0.5 for point in points) == [False, True]
     assert float(predicted_excess(task, 1000)) == 0
 
 

@@ -30,7 +30,8 @@ def made_up(item: EndsOfStarts, missed: float, second: str) -> xr.Dataset:
 
 def results(one: float = 0.45, two: float = 0.0, second: str = "saddle") -> dict:
     given = {1: (one, "local minimum"), 2: (two, second)}
-    return {item: made_up(item, *given[item.heads]) for item in SPURIOUS.needs(QUICK)}
+    items = [item for item in SPURIOUS.needs(QUICK) if isinstance(item, EndsOfStarts)]
+    return {item: made_up(item, *given[item.heads]) for item in items}
 
 
 def test_the_claim_holds_where_a_second_head_finds_the_optimum():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from largeprompt._display import Axes, Dataset
 
 _NEAR = 0.1  # of the distance to the next risk: an end that is as near to a point is at it
-_TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # an end is known by its risk, to a tenth of what tells points apart
+_RTOL, _ATOL = 1e-4, 1e-6  # an end is known by its risk, to a tenth of what tells points apart
 
 
 class StartShares(AbstractTable):
@@ -105,12 +106,12 @@ def start_shares(
     with (progress or Progress()).task("flows from default starts", starts) as advance:
         for of_start in jax.random.split(of_starts, starts):
             layer = _default(of_start, task, kind, heads)
-            flow = gradient_flow(layer, task, L, [time], of_nodes, draws=draws, **_TOLERANCES)
+            flow = gradient_flow(layer, task, L, [time], of_nodes, draws=draws, rtol=_RTOL, atol=_ATOL)
             ends.append(float(flow.risk[-1]) if flow.ending == "completed" else np.inf)
             advance(1, f"risk {ends[-1]:.4g}")
     at = [_place(risk, [float(point.risk.value) for point in found], _nothing(task)) for risk in ends]
     counts = tuple(at.count(i) for i in range(len(found)))
-    return StartShares(found, counts, at.count(None), np.asarray(ends), time)
+    return StartShares(found, counts, at.count(None), jnp.asarray(ends), time)
 
 
 def _default(key: PRNGKeyArray, task: LinearRegression, kind: Kind, heads: int) -> Head | MultiHead:

@@ -193,7 +193,7 @@ def rough_ends(function: Risk, starts: Points) -> Float[np.ndarray, "m n"]:
 def _quickly_downhill(function: Risk, x: Vector, steps: int, tolerance: float) -> Any:
     """Where descent by gradients alone ends."""
 
-    found = replicate_gradients if isinstance(function, OverHeads) else _compiled_value_and_gradient
+    found: Callable[..., Any] = replicate_gradients if isinstance(function, OverHeads) else _compiled_value_and_gradient
 
     def value_and_gradient(x: Vector) -> tuple[float, Vector]:
         values, gradients = found(function, x)

@@ -50,6 +50,7 @@ from ._units import Standard, standardised
 Layer = LinearAttention | SoftmaxAttention | MultiHead
 Verdict = Literal["global minimum", "local minimum", "saddle", "undecided"]
 _STATIONARY = 1e-10  # a gradient's norm, in standard units, at a point that is reported
+_STATIONARY_FOR_TABLES = 1e-5  # the same for several softmax heads, whose tables meet to within 1e-6
 _FAR = 1e4  # times L^{1/4}: where the search has run away
 _SIGMAS = 5
 _LEAPS = 4  # from saddle to saddle
@@ -198,14 +199,15 @@ class _Search(NamedTuple):
     ) -> list[_Candidate]:
         """What lies downhill of `x`, first within a subspace that the gradient does not leave, then beyond saddles."""
         found: list[_Candidate] = []
+        small = _STATIONARY_FOR_TABLES if isinstance(self.function, OverHeads) else _STATIONARY
         far = _FAR * (1 if math.inf == self.L else self.L**0.25)
         with _overflow_ignored():
             for _ in range(_LEAPS):
                 for function in controlled(self.function, x):
                     end, gradient_norm = settled(function, downhill(function, x, subspace))
-                    if subspace is not None and not gradient_norm <= _STATIONARY:
+                    if subspace is not None and not gradient_norm <= small:
                         end, gradient_norm = settled(function, downhill(function, end))
-                    if gradient_norm <= _STATIONARY and np.linalg.norm(end) <= far:
+                    if gradient_norm <= small and np.linalg.norm(end) <= far:
                         found.append(self._examined(function, end))
                         break
                 else:
