@@ -36,8 +36,8 @@ class Sizes:
 _ONE_OUTPUT, _TWO_OUTPUTS = ((1, 1), (1, 2)), ((2, 1), (2, 2), (2, 3))
 SIZES = {
     "smoke": Sizes(_ONE_OUTPUT, 100, 4),
-    "quick": Sizes(_ONE_OUTPUT, 100, 100),
-    "paper": Sizes((*_ONE_OUTPUT, (1, 3), *_TWO_OUTPUTS), 100, 400),
+    "quick": Sizes(_ONE_OUTPUT, 100, 60),
+    "paper": Sizes((*_ONE_OUTPUT, (1, 3), *_TWO_OUTPUTS), 1000, 400),
 }
 
 
@@ -72,7 +72,7 @@ class SpuriousMinima(Experiment):
 
     words: ClassVar[str] = "Spurious minima of linear heads, {covariates}: risks, and shares of default starts"
     advice: ClassVar[str] = (
-        "With one head and one output almost half of the default starts end at a minimum that is not global (filled). "
+        "With one head and one output almost half of the default starts end at a minimum that is not global (circle). "
         "With a second head the same point is a saddle (cross), and all starts find the optimum."
     )
 
@@ -123,7 +123,7 @@ class SpuriousMinima(Experiment):
         for k, H in _layers(data):
             of = _of(data, k, H)
             ends = "; ".join(
-                f"{kind} {excess:.4f} above the least risk: {int(count)} of {data.starts} starts"
+                f"{kind}, {abs(excess):.4f} above the least risk: {int(count)} of {data.starts} starts"
                 for kind, excess, count in zip(of.kind.values, of.excess.values, of["count"].values, strict=True)
             )
             lines.append(f"{_outputs(k)}, {_heads(H)}: {ends}.")
