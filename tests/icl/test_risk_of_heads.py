@@ -19,6 +19,7 @@ from largeprompt.icl import (
     bayes_risk,
     best_reading,
     best_reading_of_rank,
+    blocks,
     optimal_heads,
     optimal_linear,
     optimal_softmax,
@@ -26,6 +27,9 @@ from largeprompt.icl import (
     risk_function,
     risk_gradient,
 )
+from largeprompt.icl._risk._heads import OverHeads
+from largeprompt.icl._stationary._differences import differences, replicate_gradients
+from largeprompt.icl._stationary._symmetries import all_flat
 from refusals import assert_refused
 from significance import assert_close_in_sigmas, assert_mean_is
 
@@ -259,3 +263,30 @@ def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_pr
         found, sampled = (risk(layer, TASK, law, method=method, rtol=0.03) for method in ("auto", "sampled"))
         assert found.method.startswith("exact over prompts")
         assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
+
+
+def test_linear_heads_have_a_closed_form_at_every_length():
+    layer = heads(("linear", "linear", "linear"), aligned=False, seed=4)
+    found = risk(layer, TASK, 7)
+    assert found.exact
+    assert found.reason == "linear heads on Gaussian tokens"
+    assert_mean_is(simulated_losses(layer, 7, 40_000), found.value, 0.0)
+
+
+def test_a_linear_head_shared_by_two_has_its_risk():
+    (one,) = heads(("linear",), aligned=False, seed=5).heads
+    shared = lp.MultiHead([lp.Head(one.K, one.Q, share * one.V, kind="linear") for share in (0.3, 0.7)])
+    for L in (3, 10**12):
+        np.testing.assert_allclose(risk(shared, TASK, L).value, risk(one, TASK, L).value, rtol=1e-12)
+
+
+def test_hessians_from_differences_are_those_of_the_average_over_nodes():
+    layer, L = heads(("softmax", "softmax"), aligned=True, head_dim=1), 5
+    function = risk_function(layer, TASK, L, draws=64)
+    assert isinstance(function, OverHeads)
+    x = all_flat(blocks(head.merged(), TASK) for head in layer.heads)
+    found = differences(function, x)
+    # values along a line through A and R: a second difference
+    line = 1e-3 * np.where(found.gradients.any(axis=0), np.cos(np.arange(x.size)), 0.0)
+    ahead, still, behind = (replicate_gradients(function, x + s * line)[0].mean() for s in (1, 0, -1))
+    np.testing.assert_allclose(line @ found.hessians.mean(axis=0) @ line, ahead + behind - 2 * still, rtol=1e-3)

@@ -22,8 +22,9 @@ from largeprompt.icl import (
     stationary_points,
 )
 from largeprompt.icl._risk._closed_form import gaussian_risk
+from largeprompt.icl._risk._heads_closed_form import HeadsInClosedForm
 from largeprompt.icl._stationary import _search
-from largeprompt.icl._stationary._symmetries import flat, from_flat, tangents
+from largeprompt.icl._stationary._symmetries import apart, flat, from_flat, stacked, tangents
 
 PAIR = LinearRegression(identity(2), 0.1, identity(2) / 2, targets=2)
 EXCESS = {100: 0.103159, 1000: 0.038786, 10**4: 0.012569, 10**6: 0.001264}
@@ -78,7 +79,7 @@ def test_dimension_one_has_no_spurious_minimum():
     points = stationary_points(task, 1000, "linear", starts=2)
     # y x x_q is read as well by scoring labels and reading covariates
     assert [point.kind for point in points] == 2 * ["global minimum"]
-    assert sorted(float(jnp.abs(point.attention.V[0, 0])) > 0.5 for point in points) == [False, True]
+    assert sorted(float(jnp.abs(blocks(f(point.attention), task).P[0, 0])) > 0.5 for point in points) == [False, True]
     assert float(predicted_excess(task, 1000)) == 0
 
 
@@ -157,7 +158,7 @@ def test_several_outputs_have_a_spurious_minimum_too(spurious_of_pair):
 
 
 def test_random_starts_alone_reach_the_spurious_minimum_of_several_outputs(monkeypatch):
-    monkeypatch.setattr(_search, "spurious_starts", lambda task, L: [])
+    monkeypatch.setattr(_search, "spurious_starts", lambda *_: [])
     (point,) = local_minima(PAIR, 200, starts=16)
     assert float(point.excess) == pytest.approx(0.339733, abs=5.1e-7)
 
@@ -227,7 +228,7 @@ def test_a_task_in_float32_is_refused_in_one_line(kind, as_a_stranger):
 def test_symmetries_leave_the_risk_alone(task):
     d, k = task.d, task.targets
     x = np.random.default_rng(1).normal(size=d * d + 2 * d * k + k * k)
-    basis = tangents(from_flat(x, d, k), task, scale=True)
+    basis = tangents([from_flat(x, d, k)], task, linear=True)
     gradient = jax.jit(jax.grad(lambda x: gaussian_risk(from_flat(x, d, k), task, 7)))(jnp.asarray(x))
     assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
 
@@ -241,3 +242,55 @@ def test_bad_input_is_refused_in_one_line(as_a_stranger):
         predicted_excess(LinearRegression(kms(2), 0.1, identity(2), diagonal([1.0, 2.0]), targets=2), 10)
     with pytest.raises(ValueError, match=r"^Sigma is singular; .* known for an invertible Sigma$"):
         predicted_excess(LinearRegression(diagonal([1.0, 0.0])), 10)
+
+
+def test_a_second_linear_head_turns_the_spurious_minimum_of_one_output_into_a_saddle():
+    task = LinearRegression.experiment(identity(2))
+    (alone,) = local_minima(task, 100)
+    best, idle = stationary_points(task, 100, "linear", heads=2, starts=8)
+    assert (best.kind, idle.kind) == ("global minimum", "saddle")
+    assert float(best.risk.value) == pytest.approx(float(optimal_linear(task, 100).risk.value), rel=1e-12)
+    assert float(idle.excess) == pytest.approx(float(alone.excess), rel=1e-9)
+    assert float(idle.hessian_eigenvalues[0]) < -0.1
+    assert idle.zero_modes == idle.symmetries == 7
+
+
+def test_two_linear_heads_with_two_outputs_keep_a_spurious_minimum():
+    best, spurious = stationary_points(PAIR, 1000, "linear", heads=2, starts=0)
+    assert (best.kind, spurious.kind) == ("global minimum", "local minimum")
+    assert float(spurious.excess) == pytest.approx(0.030539, abs=5.1e-7)
+    # mixing the two heads 4, the direction of the covariates 1, of the targets 1
+    assert spurious.zero_modes == spurious.symmetries == 6
+    assert float(spurious.hessian_eigenvalues[6]) > 1e-3
+
+
+def test_excess_of_as_many_heads_as_outputs_is_that_of_one_output():
+    alone = LinearRegression(identity(2), 0.1, identity(2) / 2)
+    assert float(predicted_excess(PAIR, 1000, heads=2)) == float(predicted_excess(alone, 1000))
+    (point,) = [p for p in stationary_points(PAIR, 10**6, "linear", heads=2, starts=0) if p.kind == "local minimum"]
+    assert float(point.excess) == pytest.approx(float(predicted_excess(PAIR, 10**6, heads=2)), rel=2e-3)
+    assert float(predicted_excess(PAIR, 1000, heads=3)) == 0
+    with pytest.raises(
+        ValueError, match=r"^heads is 2; with 3 targets the excess is known for 1 head and for that many"
+    ):
+        predicted_excess(LinearRegression(identity(2), targets=3), 1000, heads=2)
+
+
+@pytest.mark.parametrize("task", [KMS, LinearRegression(kms(2), 0.2, targets=2)], ids=["one target", "two targets"])
+def test_symmetries_of_several_heads_leave_the_risk_alone(task):
+    d, k, heads = task.d, task.targets, 3
+    x = np.random.default_rng(2).normal(size=heads * (d * d + 2 * d * k + k * k))
+    # two heads read the same: their scores may be exchanged
+    x = x.reshape(heads, -1)
+    x[1, -k * (d + k) :] = x[0, -k * (d + k) :]
+    x = x.ravel()
+    function = HeadsInClosedForm(task=task, L=jnp.asarray(7.0), reason="")
+    basis = tangents(apart(x, d, k), task, linear=True)
+    gradient = jax.jit(jax.grad(lambda x: function.of_heads(stacked(x, d, k))[0]))(jnp.asarray(x))
+    assert basis.shape[1] >= heads**2
+    assert float(np.abs(basis.T @ gradient).max()) < 1e-10 * float(np.linalg.norm(gradient))
+
+
+def test_more_than_two_softmax_heads_are_refused(as_a_stranger):
+    with pytest.raises(ValueError, match=r"^heads is 3; the least risk is known for 1 and 2 softmax heads$"):
+        stationary_points(FLAT, 10, "softmax", heads=3)

@@ -20,5 +20,7 @@ from ._sgd import Layers as Layers
 from ._sgd import ReferenceTrainer as ReferenceTrainer
 from ._sgd import State as State
 from ._sgd import Training as Training
+from ._shares import StartShares as StartShares
+from ._shares import start_shares as start_shares
 from ._start import alpha_range as alpha_range
 from ._start import structured_start as structured_start

@@ -137,7 +137,9 @@ def _row(context, r, j):
 
     def generate(context, builder, signature, arguments):
         r, j = arguments
-        return builder.add(builder.mul(r, ir.Constant(r.type, 1 if on_gpu(context) else LANES)), j)
+        if not on_gpu(context):
+            r = builder.mul(r, ir.Constant(r.type, LANES))
+        return builder.add(r, j, flags=("nsw",) if on_gpu(context) else ())
 
     return types.uintp(types.intp, types.intp), generate
 

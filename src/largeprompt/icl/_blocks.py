@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
-from largeprompt.attention import AbstractAttention, Merged
+from largeprompt.attention import AbstractAttention, Head, Merged
 
 from ._regression import AbstractRegression
 
@@ -43,3 +44,18 @@ def from_blocks(parts: Blocks, kind: type[Merged]) -> Merged:
     left = library.concatenate([parts.A, parts.C])
     U = library.concatenate([left, library.zeros((d + k, k), left.dtype)], axis=1)
     return kind(U, library.concatenate([parts.P, parts.R], axis=1))
+
+
+def head_from_blocks(parts: Blocks, kind: str = "softmax", head_dim: int | None = None) -> Head:
+    """The head of these blocks with balanced keys and queries, `head_dim` of them, in which P = C = 0 can be seen."""
+    A, C, P, R = (np.asarray(block, float) for block in parts)
+    scored = C if C.any() else C[:0]  # labels that are not scored have no rounding errors
+    left, widths, right = np.linalg.svd(np.concatenate([A, scored]), full_matrices=False)
+    roots, empty = np.sqrt(widths), np.zeros((len(A), len(R)))
+    K = (left * roots).T
+    return Head(
+        np.hstack([K, empty])[:head_dim, : len(A) + len(R)],
+        np.hstack([roots[:, None] * right, empty])[:head_dim],
+        np.hstack([P, R]),
+        kind=kind,
+    )

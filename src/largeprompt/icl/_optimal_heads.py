@@ -6,10 +6,10 @@ from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
 from largeprompt._display import AbstractShown
-from largeprompt.attention import Head, MultiHead, WeightMoments
+from largeprompt.attention import MultiHead, WeightMoments
 from largeprompt.attention._pair import pair_table
 
-from ._blocks import aligned_blocks
+from ._blocks import aligned_blocks, head_from_blocks
 from ._estimate import Estimate, exactly
 from ._optimal_linear import best_reading, best_reading_of_rank
 from ._optimal_softmax import ScoreFamily, best_scores, limit_scale, optimal_softmax, score_family
@@ -171,14 +171,4 @@ def _small_width(d: int, L: int | float) -> float:
 
 def aligned_heads(parts: list[tuple[Matrix, float]], task: LinearRegression, head_dim: int | None = None) -> MultiHead:
     """Softmax heads with P = C = 0, R = rI and scores A, given as pairs (A, r), with balanced keys and queries."""
-    d, k = task.d, task.targets
-    empty = np.zeros((d, k))
-
-    def head(A: Matrix, r: float) -> Head:
-        left, widths, right = np.linalg.svd(A)
-        roots = np.sqrt(widths)
-        K, Q = ((left * roots).T, roots[:, None] * right)
-        K, Q = (np.hstack([part, empty])[:head_dim] for part in (K, Q))
-        return Head(K, Q, np.hstack([empty.T, r * np.eye(k)]))
-
-    return MultiHead([head(A, r) for A, r in parts])
+    return MultiHead([head_from_blocks(aligned_blocks(jnp.asarray(A), r, task), head_dim=head_dim) for A, r in parts])

@@ -1,5 +1,6 @@
 """Runs as data: their settings, the store of results, checkpoints, sweeps, and what became of them."""
 
+from largeprompt._intervals import wilson as wilson
 from largeprompt._progress import Progress as Progress
 
 from ._checkpoint import Damaged as Damaged
@@ -51,6 +52,5 @@ from ._sweep import sweep as sweep
 from ._sweep import usable_cores as usable_cores
 from ._verdict import VERDICTS as VERDICTS
 from ._verdict import verdict as verdict
-from ._verdict import wilson as wilson
 from ._yardstick import Yardstick as Yardstick
 from ._yardstick import yardstick as yardstick

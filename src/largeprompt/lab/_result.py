@@ -10,12 +10,13 @@ import numpy as np
 import xarray as xr
 
 from largeprompt import __version__
+from largeprompt._intervals import wilson
 from largeprompt.dynamics import optimiser_named
 
 from ._grid import runs_from, varying
 from ._history import History
 from ._run import Run, as_toml
-from ._verdict import VERDICTS, verdict, wilson
+from ._verdict import VERDICTS, verdict
 from ._yardstick import bayes, yardstick
 
 _DIMS = {

@@ -13,8 +13,7 @@ all are averages over it: 1/L is its mean over prompts that are not empty, and s
 """
 
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from largeprompt.attention import AbstractAttention, AbstractLayer, JointMoments, WeightMoments, heads_of, kind_of
+from largeprompt.attention import AbstractLayer, JointMoments, WeightMoments
 from largeprompt.attention._joint import WIDEST_JOINT
 
-from .._blocks import Blocks, blocks
+from .._blocks import Blocks
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk
 from ._given import Given, dot, read
+from ._heads_closed_form import infinite_risk, of_predicting_zero, over_pairs, parts_of
 from ._nodes import Nodes
 from ._over_nodes import AbstractOverNodes
 
@@ -112,18 +111,6 @@ def _excess(
     return total
 
 
-def parts_of(layer: AbstractLayer, task: LinearRegression) -> tuple[Blocks, list[bool]]:
-    """The blocks of all heads, stacked, and which heads are softmax attention."""
-    heads = cast(tuple[AbstractAttention, ...], heads_of(layer))
-    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *(blocks(head, task) for head in heads))
-    return stacked, [kind_of(head) == "softmax" for head in heads]
-
-
-def over_pairs(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A function of two heads for all pairs of them: one of them compiled, not as many as there are pairs."""
-    return jax.vmap(jax.vmap(function, in_axes=(None, 0)), in_axes=(0, None))
-
-
 class OverHeads(AbstractOverNodes):
     """Several softmax and linear heads at finite length; `aligned` says that all have P = C = 0."""
 
@@ -164,8 +151,17 @@ class OverHeads(AbstractOverNodes):
         return jax.vmap(far)(self.nodes).mean()
 
     def over(self, nodes, layer):
-        heads, softmax = parts_of(layer, self.task)
+        return self._over(nodes, *parts_of(layer, self.task))
 
+    def of_heads(self, heads: Blocks) -> Float[Array, " r"]:
+        """The risk of softmax heads with these blocks, stacked, over each replicate."""
+        return jax.vmap(lambda nodes: self.over_heads(nodes, heads))(self.nodes)
+
+    def over_heads(self, nodes: Nodes, heads: Blocks) -> Float[Array, ""]:
+        """The same over one replicate."""
+        return self._over(nodes, heads, len(heads.A) * [True])
+
+    def _over(self, nodes: Nodes, heads: Blocks, softmax: list[bool]) -> Float[Array, ""]:
         def of(found: Readings) -> Values:
             return _excess(found, softmax, self.moments, self.tilted or self.moments, self.joint, self.L, self.control)
 
@@ -174,48 +170,5 @@ class OverHeads(AbstractOverNodes):
         else:  # averaged over ±W, along a last but one axis
             each = jax.vmap(lambda sign: _of_tokens(heads, Given.of(nodes, self.task, sign)), out_axes=-2)
             excess = of(each(jnp.array([1.0, -1.0], nodes.x.dtype))).mean(axis=0)
-        zero = _of_predicting_zero(self.task)
+        zero = of_predicting_zero(self.task)
         return nodes.mean(excess) / 2 + zero + self.control * (infinite_risk(heads, self.task) - zero)
-
-
-class HeadsAtInfinity(AbstractGaussianRisk):
-    """Several softmax and linear heads on an infinite prompt: a formula."""
-
-    task: LinearRegression
-    reason: str = eqx.field(static=True)
-
-    @property
-    def method(self) -> str:
-        return "closed form"
-
-    def of_layer(self, layer):
-        return infinite_risk(parts_of(layer, self.task)[0], self.task)[None]
-
-
-def _of_predicting_zero(task: LinearRegression) -> Float[Array, ""]:
-    return task.targets * (jnp.sum(task.query_Sigma * task.Omega) + task.noise) / 2
-
-
-def infinite_risk(heads: Blocks, task: LinearRegression) -> Float[Array, ""]:
-    r"""$R_\infty$ of a sum of heads, which predicts $\sum_hG_h(W)\,x$: moments of a Gaussian matrix, pair by pair."""
-    Sigma, Omega, S, rho2 = task.Sigma, task.Omega, task.query_Sigma, task.rho2
-
-    def product(one: Blocks, other: Blocks) -> Float[Array, ""]:
-        """E⟨G x, G'x⟩."""
-        K, RR = one.C @ S @ other.C.T, one.R.T @ other.R
-        even = jnp.sum((mean(one) @ S) * mean(other)) + rho2 * (jnp.sum(K * RR.T) + jnp.trace(K) * jnp.trace(RR))
-        odd = jnp.trace(K) * jnp.sum((one.P @ Sigma @ Omega @ Sigma) * other.P)
-        odd += jnp.trace(RR) * jnp.sum((Omega @ Sigma @ one.A @ S) * (Sigma @ other.A))
-        # the same for the other order: the sum is over both
-        return even + odd + 2 * jnp.sum((one.P @ Sigma @ Omega @ Sigma @ other.A @ S) * (other.R @ one.C))
-
-    def mean(one: Blocks) -> Float[Array, "k d"]:
-        return one.P @ Sigma @ one.A + (task.noise + task.tau1) * one.R @ one.C
-
-    def met(head: Blocks) -> Float[Array, ""]:
-        """E⟨G x, Wx⟩."""
-        labels = jnp.sum((head.P @ Sigma @ Omega @ S) * head.C)
-        return labels + jnp.trace(head.R) * jnp.sum(Omega * (Sigma @ head.A @ S))
-
-    squares, crossed = over_pairs(product)(heads, heads).sum(), jax.vmap(met)(heads).sum()
-    return (squares - 2 * crossed) / 2 + _of_predicting_zero(task)

@@ -33,7 +33,8 @@ from .._regression import AbstractRegression, LinearRegression, RegressionOn
 from .._task import AbstractTask, as_predictor, as_task
 from ._abstract import AbstractGaussianRisk, AbstractRisk, pooled
 from ._closed_form import ClosedForm
-from ._heads import HeadsAtInfinity, OverHeads
+from ._heads import OverHeads
+from ._heads_closed_form import HeadsInClosedForm
 from ._nodes import LONG, REPLICATES, power_of_two, radial_nodes, regression_nodes
 from ._over_counts import OverCounts, is_finite
 from ._over_instances import OverInstances
@@ -72,7 +73,7 @@ def risk_function(
     obstacle = "sampling was asked for" if method == "sampled" else _obstacle(layer, task, L, query_in_prompt)
     if obstacle is None and type(layer) is MultiHead and type(task) is LinearRegression:
         if math.inf == L:
-            return HeadsAtInfinity(task=task, reason="heads on an infinite prompt of Gaussian tokens")
+            return _heads_in_closed_form(task, math.inf, "heads on an infinite prompt of Gaussian tokens")
         if (function := _of_heads(layer, task, L, generator, draws)) is not None:
             return _with_empty(function, task, L) if isinstance(L, Lengths) else function
         obstacle = f"scores have standard deviations above {WIDEST_JOINT:g}, past the table for several heads"
@@ -109,6 +110,10 @@ def _closed_form(task: LinearRegression, L: int | float | Lengths, query_in_prom
         shares=jnp.asarray(shares, dtype),
         reason=reason,
     )
+
+
+def _heads_in_closed_form(task: LinearRegression, L: int | float, reason: str) -> HeadsInClosedForm:
+    return HeadsInClosedForm(task=task, L=checks.real_length(L, task.Sigma.dtype), reason=reason)
 
 
 def _over_nodes(
@@ -148,7 +153,7 @@ def _obstacle(layer: AbstractLayer, task: AbstractTask, L: int | float | Lengths
     if type(layer) is MultiHead and math.inf > longest(L):
         if query_in_prompt:
             return "no formula is known for several heads with the query in the prompt"
-        if longest(L) > LONGEST_JOINT:
+        if longest(L) > LONGEST_JOINT and any(kind_of(head) == "softmax" for head in heads):
             return f"no formula is known for several heads at L = {longest(L):.4g}, above 1e9"
     return None
 
@@ -183,6 +188,9 @@ def _of_heads(
     layer: MultiHead, task: LinearRegression, L: int | float | Lengths, key: PRNGKeyArray, draws: int
 ) -> AbstractGaussianRisk | None:
     """The risk of several heads at finite length; None where their scores are too wide for its table."""
+    if all(head.kind == "linear" for head in layer.heads):
+        mean = L.harmonic_mean if isinstance(L, Lengths) else L  # the risk is affine in 1/L
+        return _heads_in_closed_form(task, mean, "linear heads on Gaussian tokens")
     aligned = are_aligned(layer, task)
     if aligned and not isinstance(L, Lengths) and L > 1 and _is_pair(layer, task):
         pair, reason = jnp.asarray(pair_table(L)), "a pair of opposite softmax heads with P = C = 0 on Gaussian tokens"

@@ -22,11 +22,12 @@ from . import (
     learned_scale,
     limits,
     speed,
+    spurious,
 )
 
 _MODULES = (
     *(figure_1, figure_2, failed_starts, figure_3, figure_4, laws, flows, flow_limits, limits, speed),
-    *(generalise, heads, diversity, learned_scale),
+    *(generalise, heads, diversity, learned_scale, spurious),
 )
 
 
@@ -63,6 +64,7 @@ def settings(choice: Choice) -> dict[str, Any]:
         "flow_parameters": flow_limits.FLOW_PARAMETERS[preset],
         **dataclasses.asdict(diversity.SIZES[preset]),
         **dataclasses.asdict(heads.SIZES[preset]),
+        **dataclasses.asdict(spurious.SIZES[preset]),
         "limit_queries": limits.QUERIES[preset],
         "limit_prompts": limits.PROMPTS[preset],
         "scale_draws": learned_scale.DRAWS[preset],
