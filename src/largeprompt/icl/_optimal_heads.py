@@ -18,7 +18,7 @@ from ._risk._closed_form import gaussian_risk
 from ._risk._quadrature import METHOD, AlignedRisk, Matrix
 from ._several_heads import Forms, Found, Plan, Solved, forms_at, searched, solved
 
-_LONGEST = 1000  # prompts: beyond, tables are too coarse for what more than two heads gain, 1e-5 of the risk or less
+_LONGEST = 1000  # prompts: beyond, tables are too coarse for what more than two heads gain, less than 1e-4 of the risk
 _WIDTHS = (0.1, 0.3, 0.6, 1.0, 1.6)  # standard deviations of scores in their widest direction, to start from
 
 
@@ -40,7 +40,7 @@ def optimal_heads(task: LinearRegression, L: int | float, heads: int, *, head_di
     directions of that basis each, the best ones first, in turn, with values of both signs, or as pairs. Proved: no
     heads are better than the same number of pairs, and pairs tend to linear attention at length L − 1 as their scores
     tend to 0; a finite scale is better. That other heads are not better, and that the search ends in the lowest
-    minimum, is not proved. Above L = 1000 more than two wide heads gain less than 1e-5 of the risk and stay idle. The
+    minimum, is not proved. Above L = 1000 more than two wide heads gain less than 1e-4 of the risk and stay idle. The
     `rate` of two heads or more is that of linear attention of the same rank.
     """
     task, L, heads = as_regression(task), checks.prompt_length(L), checks.count("heads", heads)

@@ -6,7 +6,7 @@ odd, and the even part only adds to the risk. So the least risk is that of the b
 (`best_reading_of_rank`), which p = c = 0 attains.
 
 Of softmax heads that are wide enough the least risk is that of `optimal_heads`, for four heads where there are more:
-more lower it by less than 0.1 % wherever we looked. Of one narrower head it is that of `optimal_heads` where
+more lower it by less than 0.2 % wherever we looked. Of one narrower head it is that of `optimal_heads` where
 covariances have a common basis, and else at least that of a wide one. Several narrower heads with small scores, large
 values and $\sum_hv_h = 0$ come as near as wanted to linear heads that read the centred second moment of the prompt,
 that is, to linear attention at length L - 1. At L = inf softmax and linear heads are the same, and at L = 1 softmax
