@@ -124,7 +124,7 @@ def card(monkeypatch):
     class GpuBatch:
         shares = property(lambda self: [0.1] * len(self._states))
 
-        def __init__(self, runs):
+        def __init__(self, runs, among=None):
             self._states = [run.state for run in runs]
 
         def advance(self, seconds):
@@ -175,7 +175,7 @@ def test_on_a_gpu_runs_side_by_side_take_as_long_as_the_longest_and_the_others_c
 @pytest.mark.usefixtures("card")
 def test_more_runs_than_a_gpu_holds_at_once_take_as_long_as_their_shares_of_it(store, monkeypatch):
     timed, timing = [], _forecast._on_gpu
-    monkeypatch.setattr(_forecast, "_on_gpu", lambda kinds: timed.append(timing(kinds)) or timed[-1])
+    monkeypatch.setattr(_forecast, "_on_gpu", lambda *given: timed.append(timing(*given)) or timed[-1])
     runs = [dataclasses.replace(RUN, steps=400, engine="fused", data_seed=seed) for seed in range(25)]
     for n, expected in ((1, 1.0), (10, 1.0), (25, 2.5)):
         found = lab.forecast(runs[:n], store, 2, device="gpu")
