@@ -277,4 +277,5 @@ def test_every_public_result_prints_itself():
         "Ladder",
         "Generalisation",
         "PrefixRisks",
+        "StartShares",
     }

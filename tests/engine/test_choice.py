@@ -16,7 +16,7 @@ from engine_catalogue import KMS, flat, pair, uv
 from largeprompt import _device, engine
 from largeprompt._device import Device
 from largeprompt.dynamics import Training
-from largeprompt.engine._gpu_shapes import MOST_PARTS, KernelShape, LayerShape
+from largeprompt.engine._gpu_shapes import BLOCKS, MOST_PARTS, KernelShape, LayerShape
 from largeprompt.icl import LinearRegression, RegressionOn, _prompt, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
@@ -185,9 +185,13 @@ def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
         for layers, prompts in itertools.product(((heads, heads), (heads, None), (None, heads)), (32, 96, 128)):
             kind = KernelShape(d, *layers, prompts)
             weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
-            fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 8
+            fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 12
             assert kind.fixed_bytes == fixed
             assert fixed + kind.shared_bytes(MOST_PARTS) <= 48 * 1024
+            spread = kind._replace(blocks=BLOCKS)
+            if kind.can_spread:
+                assert spread.fixed_bytes + spread.shared_bytes(4 * MOST_PARTS) <= 48 * 1024
+                assert spread.own * spread.blocks == prompts
 
 
 @pytest.mark.parametrize("marks", [(0, 1), (2, 2), (3, 1), (4, 11)])

@@ -72,14 +72,14 @@ def test_an_interrupted_run_has_the_layers_of_its_checkpoint(store):
     assert float(lab.risks_by_length(found, "inf").risk[0, 0]) > 0
 
 
-def test_several_heads_are_sampled(store):
+def test_several_linear_heads_have_exact_risks_at_every_length_and_softmax_heads_up_to_some(store):
     run = dataclasses.replace(RUN, heads=3, head_dim=None, steps=2, record=lab.Record(points=2, draws=64))
     lab.train(run, store)
     found = lab.trained(store, run.key)
-    data = lab.risks_by_length(found, 3, rtol=0.1)
-    assert float(data.risk_stderr.max()) > 0
-    with pytest.raises(ValueError, match=r"L is 1000000000; the risk of several heads is known up to L = 134217728"):
-        lab.risks_by_length(found, 10**9)
+    assert float(lab.risks_by_length(found, [3, 10**9]).risk_stderr.max()) == 0
+    softmax = found._replace(run=dataclasses.replace(run, attention="softmax"))
+    with pytest.raises(ValueError, match=r"L is 1000000000; the risk of several softmax heads is known up to L = 134"):
+        lab.risks_by_length(softmax, 10**9)
 
 
 def test_a_run_without_a_layer_is_refused(store):

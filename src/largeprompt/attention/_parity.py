@@ -60,8 +60,8 @@ class ParityMoments(eqx.Module):
     """The odd and the even parts of the joint moments of two softmaxes, for 2 ≤ L < ∞.
 
     With `line` the scores of both are multiples of each other, with standard deviations up to 16: relative errors are
-    near 1e-6 up to 4 and 1e-5 beyond, for L up to 1000. Otherwise they go up to 8, with errors near 1e-4 up to 4 and
-    L = 100, and up to some per cent where scores are wide and prompts long. Beyond, angles are those of the widest.
+    near 1e-6 up to 4 and 1e-5 beyond, for L up to 1000. Otherwise they go up to 8, with errors of 1e-4 of odd parts and
+    2e-3 of even ones up to 4 and L = 100, and of a tenth at 8 and L = 1000. Beyond, angles are those of the widest.
     """
 
     table: Float[Array, "8 n n r"]

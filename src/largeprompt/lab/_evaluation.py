@@ -74,8 +74,9 @@ def risks_by_length(
     given |= {name: value for name, value in {"noise": noise, "query_sigma": query_sigma}.items() if value is not None}
     task = Run(**given).task()
     for length in lengths:
-        if run.heads > 1 and math.inf > length > _TOKENS // 2:
-            raise ValueError(f"L is {length}; the risk of several heads is known up to L = {_TOKENS // 2} and at inf")
+        if run.heads > 1 and run.attention != "linear" and math.inf > length > _TOKENS // 2:
+            known = f"the risk of several softmax heads is known up to L = {_TOKENS // 2} and at inf"
+            raise ValueError(f"L is {length}; {known}")
     risks, errors, optima, best = [], [], [], []
     with (progress or Progress()).task("risks", len(lengths)) as advance:
         for length in lengths:
