@@ -165,16 +165,16 @@ def test_one_head_is_the_best_softmax_layer_and_ends_of_the_range_are_known():
 
 
 def test_more_heads_are_never_worse_and_four_are_those_of_the_table():
-    found = [optimal_heads(FLAT, 10, heads) for heads in range(1, 6)]
+    found = [optimal_heads(FLAT, 10, heads) for heads in range(1, 5)]
     risks = [float(optimum.risk.value) for optimum in found]
     assert np.all(np.diff(risks) < -1e-5)
-    np.testing.assert_allclose(risks, [0.35446, 0.25742, 0.25663, 0.25506, 0.25492], atol=6e-6)
+    np.testing.assert_allclose(risks, [0.35446, 0.25742, 0.25663, 0.25506], atol=6e-6)
     assert all(optimum.risk.exact for optimum in found)
     assert risks[-1] > float(optimal_linear(FLAT, 10).risk.value)
     np.testing.assert_allclose([optimum.rate for optimum in found[1:]], found[1].rate)
     for optimum in found[2:]:
         assert len(optimum.attention.heads) == found.index(optimum) + 1
-    sampled = risk(found[3].attention, FLAT, 10, method="sampled", rtol=0.01)
+    sampled = risk(found[3].attention, FLAT, 10, method="sampled", rtol=0.02)
     assert_close_in_sigmas(sampled.value, risks[3], sampled.stderr)
 
 
@@ -258,11 +258,17 @@ def test_scores_too_wide_for_the_table_are_sampled():
 
 def test_heads_of_both_kinds_over_a_law_of_lengths_have_the_risk_of_simulated_prompts():
     law = lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4])
-    for kinds, aligned in ((("softmax", "softmax", "linear"), True), (("softmax", "linear"), False)):
-        layer = heads(kinds, aligned, seed=2)
-        found, sampled = (risk(layer, TASK, law, method=method, rtol=0.03) for method in ("auto", "sampled"))
-        assert found.method.startswith("exact over prompts")
-        assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
+    layer = heads(("softmax", "softmax", "linear"), aligned=False, seed=2)
+    found, sampled = (risk(layer, TASK, law, method=method, rtol=0.03) for method in ("auto", "sampled"))
+    assert found.method.startswith("exact over prompts")
+    assert_close_in_sigmas(sampled.value, found.value, np.hypot(sampled.stderr, found.stderr))
+
+
+def test_linear_heads_over_a_law_of_lengths_have_the_average_of_their_risks():
+    law, layer = lp.Lengths([0, 1, 3, 8], [0.1, 0.3, 0.2, 0.4]), heads(("linear", "linear"), aligned=False, seed=3)
+    empty = float(np.sum(TASK.query_Sigma * TASK.Omega) + TASK.noise) * TASK.targets / 2
+    each = [float(risk(layer, TASK, L).value) for L in (1, 3, 8)]
+    np.testing.assert_allclose(risk(layer, TASK, law).value, np.dot([0.1, 0.3, 0.2, 0.4], [empty, *each]), rtol=1e-12)
 
 
 def test_linear_heads_have_a_closed_form_at_every_length():

@@ -162,7 +162,7 @@ def _heads(H: int) -> str:
     return "1 head" if H == 1 else f"{H} heads"
 
 
-@claim("S5", "beyond Appendix A.2", SPURIOUS, seeds=10, role="own")
+@claim("S5", "beyond Appendix A.2", SPURIOUS, role="own")
 def _a_second_head_removes_spurious_minima(data: xr.Dataset) -> Finding:
     """Linear attention with one head and one output has a spurious minimum; with a second head it has none.
 
