@@ -13,6 +13,7 @@ from numpy.polynomial import chebyshev
 
 from largeprompt._typing import Numbers
 
+from ._chebyshev_nodes import chebyshev_coefficients, chebyshev_nodes
 from ._joint_integrals import TABULATED, held, joint_integrals, nonempty
 from ._lengths import Lengths, length_or_law, longest
 from ._weights import WeightMoments
@@ -132,14 +133,14 @@ def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
     n, m = box.nodes, box.correlations
     if longest(L) == 1:  # one weight, which is 1
         return np.zeros((5, n, n, m))
-    beta = _SCALE * np.tan(box.angle * (_nodes(n) + 1) / 2)
+    beta = _SCALE * np.tan(box.angle * (chebyshev_nodes(n) + 1) / 2)
     L, spread = L if isinstance(L, Lengths) else float(L), _spread(L)
     alone = [held(float(b), L) for b in beta]
     values = np.zeros((5, n, n, m))
     for i in range(n):
         for j in range(i, n):
             scale = [math.sqrt(one * other) for one, other in zip(alone[i], alone[j], strict=True)]
-            for k, correlation in enumerate(_nodes(m)):
+            for k, correlation in enumerate(chebyshev_nodes(m)):
                 found = joint_integrals(float(beta[i]), float(beta[j]), float(correlation), L, TABULATED)
                 q, uu, uv, vu, vv = found
                 start = math.log(q / scale[0])
@@ -152,15 +153,9 @@ def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
     return np.einsum("ai,bj,ck,fijk->fabc", one, one, other, values)
 
 
-def _nodes(n: int) -> np.ndarray:
-    return np.cos(np.pi * (np.arange(n) + 0.5) / n)
-
-
 def _from_values(n: int) -> np.ndarray:
     """The matrix that takes values at n Chebyshev nodes to the coefficients of powers; n is small enough for that."""
-    matrix = 2 * chebyshev.chebvander(_nodes(n), n - 1).T / n
-    matrix[0] /= 2
     powers = np.zeros((n, n))
     for k in range(n):
         powers[: k + 1, k] = chebyshev.cheb2poly(np.eye(n)[k])[: k + 1]
-    return powers @ matrix
+    return powers @ chebyshev_coefficients(n)

@@ -17,6 +17,7 @@ from numpy.polynomial import chebyshev
 
 from largeprompt import _checks as checks
 
+from ._chebyshev_nodes import chebyshev_coefficients, chebyshev_nodes
 from ._joint_integrals import joint_integrals
 from ._weight_integrals import weight_integrals
 
@@ -31,12 +32,10 @@ def pair_table(L: int | float) -> PairTable:
     L = checks.prompt_length(L)
     if L in (1, math.inf):
         raise ValueError(f"L is {L}; a pair of opposite softmaxes is tabulated for 2 <= L < inf")
-    nodes = np.cos(np.pi * (np.arange(_TERMS) + 0.5) / _TERMS)
+    nodes = chebyshev_nodes(_TERMS)
     y = _EDGES[:-1] + np.diff(_EDGES) * (nodes[:, None] + 1) / 2
     values = np.array([_pair(float(point), float(L)) for point in y.ravel()]).reshape(*y.shape, 2)
-    transform = 2 * chebyshev.chebvander(nodes, _TERMS - 1).T / _TERMS
-    transform[0] /= 2
-    return np.einsum("kn,npf->kfp", transform, values)
+    return np.einsum("kn,npf->kfp", chebyshev_coefficients(_TERMS), values)
 
 
 def _pair(y: float, L: float) -> tuple[float, float]:

@@ -22,10 +22,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.polynomial import chebyshev
 
 from largeprompt import _checks as checks
 
+from ._chebyshev_nodes import chebyshev_coefficients, chebyshev_nodes
 from ._joint_integrals import TABULATED, Accuracy, joint_integrals
 
 _SCALE = math.sqrt(2)
@@ -116,15 +116,15 @@ def _polynomials(x: Float[Array, "*s"], terms: int) -> Float[Array, "*s k"]:
 @functools.lru_cache(maxsize=64)
 def _table(L: float, box: _Box) -> np.ndarray:
     n, m = box.nodes, box.correlations
-    angles = box.angle * (_nodes(n) + 1) / 2
-    squares = np.ones(1) if m == 1 else (_nodes(m) + 1) / 2
+    angles = box.angle * (chebyshev_nodes(n) + 1) / 2
+    squares = np.ones(1) if m == 1 else (chebyshev_nodes(m) + 1) / 2
     values = np.zeros((8, n, n, m))
     for i in range(n):
         for j in range(i, n):
             for k, square in enumerate(squares):
                 found = _ratios(angles[i], angles[j], math.sqrt(square), L, box)
                 values[:, i, j, k], values[:, j, i, k] = found, found[[0, 2, 1, 3, 4, 6, 5, 7]]
-    along, across = _from_values(n), _from_values(m)
+    along, across = chebyshev_coefficients(n), chebyshev_coefficients(m)
     return np.einsum("ai,bj,ck,fijk->fabc", along, along, across, values, optimize=True)
 
 
@@ -147,14 +147,3 @@ def _ratios(angle: float, other: float, correlation: float, L: float, box: _Box)
         np.array([math.log(even[0]), even[1] / even[0], even[2] / even[0], even[3] / sines]) / powers,
     ]
     return np.concatenate(found)
-
-
-def _nodes(n: int) -> np.ndarray:
-    return np.cos(np.pi * (np.arange(n) + 0.5) / n)
-
-
-def _from_values(n: int) -> np.ndarray:
-    """The matrix that takes values at n Chebyshev nodes to Chebyshev coefficients."""
-    matrix = 2 * chebyshev.chebvander(_nodes(n), n - 1).T / n
-    matrix[0] /= 2
-    return matrix
