@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import icl as icl
     from . import measures as measures
     from . import models as models
+    from ._compiled import compile_quickly as compile_quickly
     from ._compiled import keep_compiled as keep_compiled
     from ._precision import use_float64 as use_float64
     from .attention import Head as Head
@@ -44,7 +45,7 @@ __version__ = "0.1.0.dev0"
 
 _LAYERS = ("attention", "concentration", "dynamics", "icl", "measures", "models")
 _NAMES = {
-    "_compiled": ("keep_compiled",),
+    "_compiled": ("compile_quickly", "keep_compiled"),
     "_precision": ("use_float64",),
     "attention": (
         "Head", "Lengths", "LinearAttention", "MultiHead", "ReLUAttention", "SigmoidAttention", "SoftmaxAttention",

@@ -1,16 +1,79 @@
-"""Compiled programs are kept on disk from one process to the next, where a user or the command line asks for it."""
+"""How JAX compiles, where a user or the command line asks for it: quickly, and kept on disk for the next process."""
 
 import contextlib
+import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 VARIABLE = "LARGEPROMPT_CACHE"
 LIMIT = 2**30  # bytes; the programs that were used longest ago go first
 _EVERY = 86_400.0  # seconds between two looks at the size
+
+
+# XLA's options for few optimisations, and what they are by default.
+_QUICK = {
+    "xla_backend_optimization_level": (0, 3),
+    "xla_llvm_disable_expensive_passes": (True, False),
+    "xla_cpu_parallel_codegen_split_count": (1, 32),
+    "xla_cpu_use_fusion_emitters": (False, True),
+}
+_ONLY_BEFORE = {"xla_cpu_use_fusion_emitters": (0, 11)}  # of jaxlib: later versions die of it
+_quickly = False
+
+
+def compile_quickly() -> None:
+    """Compile with few optimisations from here on; to be called before JAX has computed anything.
+
+    Compilation takes about a third of its time, and so does a first run of most things. What is known to run for long
+    is optimised all the same; a program of your own may run up to four times as long. The command line calls this.
+    Nothing changes where `XLA_FLAGS` has one of these options, or beside JAX's build for GPUs, which would heed them.
+    """
+    global _quickly
+    given, on_gpu = os.environ.get("XLA_FLAGS", ""), [f"jax_cuda{version}_plugin" for version in (12, 13)]
+    if any(name in given for name in _QUICK) or any(map(importlib.util.find_spec, on_gpu)):
+        return
+    flags = [f"--{name}={str(quick).lower()}" for name, (quick, _) in _known_options().items()]
+    os.environ["XLA_FLAGS"] = " ".join([given, *flags]).strip()
+    _quickly = True
+
+
+def _known_options() -> dict[str, tuple[Any, Any]]:
+    from jaxlib.version import __version_info__ as compiler
+
+    return {name: both for name, both in _QUICK.items() if compiler[:2] < _ONLY_BEFORE.get(name, (1_000, 0))}
+
+
+def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`equinox.filter_jit` for what may run for long: compiled with all optimisations, also where others have few."""
+    import equinox as eqx
+
+    from ._checks import is_traced
+
+    as_others = eqx.filter_jit(function)
+
+    @functools.cache
+    def optimised() -> Callable[_P, _R]:
+        options = {name: usual for name, (_, usual) in _known_options().items()}
+        return eqx.filter_jit(function, compiler_options=options)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        import jax
+
+        # JAX takes options of a whole program only, not of a part that is traced into another
+        whole = _quickly and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
+        return (optimised() if whole else as_others)(*args, **kwargs)
+
+    return call
 
 
 def cache_folder() -> Path | None:

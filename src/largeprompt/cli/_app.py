@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +18,13 @@ class _Command(TyperCommand):
     """A command that computes: JAX is set up once the options are read, so that help and misspelt options are quick."""
 
     def invoke(self, ctx: Any) -> Any:
+        # Matrices are small: threads of linear algebra would only wait, on cores that other work could have.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from largeprompt import _compiled, use_float64  # imports JAX
 
         from ._output import in_one_line, remark
 
+        _compiled.compile_quickly()
         try:
             _compiled.keep_compiled(_compiled.cache_folder())
         except OSError as error:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from largeprompt._compiled import optimised_jit
 from largeprompt._device import DeviceName
 from largeprompt.attention import AbstractAttention, AbstractLayer, kind_of
 from largeprompt.attention._forms import described
@@ -207,7 +208,7 @@ def _readings(heads, mu: AbstractMeasure, z: Float[Array, " D"], slopes: bool) -
     return tuple(Reading(head.reading(mu, u), head.reading_slope(mu, u) if slopes else None) for head, u in inputs)
 
 
-@eqx.filter_jit
+@optimised_jit
 def squares(reader: Reader, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
     """The squared differences of each prompt at each of its queries, one array for each square, and their weights.
 

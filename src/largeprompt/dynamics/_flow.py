@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._compiled import optimised_jit
 from largeprompt._display import AbstractTable, dataset, named_arrays, time_axes
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Lengths
@@ -170,7 +171,7 @@ def increasing_times(times: Numbers) -> Float[Array, " t"]:
     return recorded
 
 
-@eqx.filter_jit
+@optimised_jit
 def _solve(
     function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
 ):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.optimize import minimize
 
 from largeprompt import _checks as checks
+from largeprompt._compiled import optimised_jit
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractLayer
@@ -90,7 +91,7 @@ def _error(slopes_at: Callable[..., tuple[float, np.ndarray]], best: Float[np.nd
     return np.sqrt(np.diag(inverse @ np.atleast_2d(np.cov(slopes.T)) @ inverse.T) / len(slopes))
 
 
-@eqx.filter_jit
+@optimised_jit
 def _value_and_slope(function: AbstractRisk, family: Any, theta: Float[Array, " k"]):
     layer, pull = eqx.filter_vjp(family, theta)
     value, gradient = function.value_and_gradient(layer)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from largeprompt._compiled import optimised_jit
 from largeprompt._precision import cached
 from largeprompt.attention import AbstractLayer
 from largeprompt.dynamics import Layers, State
@@ -182,7 +183,7 @@ def _part(stack: AbstractLayer, taken: np.ndarray) -> AbstractLayer:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[taken]) if eqx.is_array(leaf) else leaf, stack)
 
 
-@eqx.filter_jit
+@optimised_jit
 def _values_and_errors(function: AbstractRisk, layers: AbstractLayer) -> Any:
     return eqx.filter_vmap(lambda layer: function.value_and_error(layer))(layers)
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, NullLocator
 
 from largeprompt._display import cell_text, heat_map
 from largeprompt.paper.chart import GREY, INK, Chart, HeatMap, Panel, Series, heat_limits
@@ -28,6 +28,7 @@ _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5
 _REACH = 3.0  # decades above all else up to which a bound is drawn on the same scale
 _BREAK = (1.0, 3.2)  # heights of the two parts of a broken axis
 _WIDTH = 7.2  # inches, of a page
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -78,6 +79,8 @@ def draw(chart: Chart) -> Figure:
             figure.legend(
                 unique.values(), unique.keys(), loc="outside lower center", ncols=min(fits, len(unique)), frameon=False
             )
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)  # laid out once: each format that is saved would do it twice again
     return figure
 
 
@@ -88,6 +91,14 @@ def _colour_bar(figure: Figure, image: Any, axes: Any, scale: str) -> None:
     ticks = np.geomspace(low, high, 5)
     bar.set_ticks(ticks.tolist(), labels=[cell_text(tick) for tick in ticks])
     bar.ax.yaxis.set_minor_locator(NullLocator())
+
+
+class _PlainPowers(LogFormatterSciNotation):
+    """Powers of ten as plain text: mathematics would be parsed for every format, which takes a third of the time."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        text = super().__call__(x, pos).removeprefix(r"$\mathdefault{").removesuffix("}$").replace(r"\times", "×")
+        return re.sub(r"\^{(.*?)}", lambda found: found[1].translate(_RAISED), text)
 
 
 def _scripts(text: str) -> str:
@@ -109,6 +120,9 @@ def _panel(ax: Axes, panel: Panel) -> None:
 
 def _scales(ax: Axes, panel: Panel | HeatMap) -> None:
     ax.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
+    for axis in [*[ax.xaxis] * panel.x_log, *[ax.yaxis] * panel.y_log]:
+        axis.set_major_formatter(_PlainPowers())
+        axis.set_minor_formatter(_PlainPowers())
     ax.grid(True, which="major", linewidth=0.3, alpha=0.5)
 
 
