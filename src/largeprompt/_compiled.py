@@ -27,7 +27,6 @@ _QUICK = {
     "xla_cpu_use_fusion_emitters": (False, True),
 }
 _ONLY_BEFORE = {"xla_cpu_use_fusion_emitters": (0, 11)}  # of jaxlib: later versions die of it
-_quickly = False
 
 
 def compile_quickly() -> None:
@@ -37,19 +36,22 @@ def compile_quickly() -> None:
     is optimised all the same; a program of your own may run up to four times as long. The command line calls this.
     Nothing changes where `XLA_FLAGS` has one of these options, or beside JAX's build for GPUs, which would heed them.
     """
-    global _quickly
     given, on_gpu = os.environ.get("XLA_FLAGS", ""), [f"jax_cuda{version}_plugin" for version in (12, 13)]
     if any(name in given for name in _QUICK) or any(map(importlib.util.find_spec, on_gpu)):
         return
-    flags = [f"--{name}={str(quick).lower()}" for name, (quick, _) in _known_options().items()]
-    os.environ["XLA_FLAGS"] = " ".join([given, *flags]).strip()
-    _quickly = True
+    os.environ["XLA_FLAGS"] = f"{given} {_quick_flags()}".strip()
 
 
+@functools.cache
 def _known_options() -> dict[str, tuple[Any, Any]]:
     from jaxlib.version import __version_info__ as compiler
 
     return {name: both for name, both in _QUICK.items() if compiler[:2] < _ONLY_BEFORE.get(name, (1_000, 0))}
+
+
+@functools.cache
+def _quick_flags() -> str:
+    return " ".join(f"--{name}={str(quick).lower()}" for name, (quick, _) in _known_options().items())
 
 
 def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -69,8 +71,9 @@ def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         import jax
 
+        quickly = _quick_flags() in os.environ.get("XLA_FLAGS", "")  # also of a process that started this one
         # JAX takes options of a whole program only, not of a part that is traced into another
-        whole = _quickly and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
+        whole = quickly and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
         return (optimised() if whole else as_others)(*args, **kwargs)
 
     return call

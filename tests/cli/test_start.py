@@ -88,6 +88,75 @@ def test_the_cache_can_be_turned_off_and_another_one_is_left_alone(tmp_path):
     assert _compiled.programs(tmp_path) == []
 
 
+QUICK = """
+import os, jax, jax.numpy as jnp, largeprompt as lp
+lp.compile_quickly()
+lp.compile_quickly()
+print(os.environ.get("XLA_FLAGS", ""))
+from largeprompt._compiled import optimised_jit
+f = optimised_jit(lambda x: jnp.sin(x) ** 2 + 1)
+x = jnp.zeros(3)
+print(f(x)[0], jax.jit(lambda x: f(x) * 2)(x)[0], jax.grad(lambda x: f(x).sum())(x)[0], jax.vmap(f)(x)[0])
+"""
+
+
+def quickly(**environment):
+    """What `compile_quickly` makes of `XLA_FLAGS`, and that programs run, optimised or not, alone or within others."""
+    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | environment
+    run = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True, env=given)
+    flags, values = run.stdout.splitlines()
+    assert (values, run.stderr) == ("1.0 2.0 0.0 1.0", "")
+    return flags
+
+
+def test_compiling_quickly_adds_to_the_flags_of_the_compiler_once():
+    assert quickly() == _compiled._quick_flags()
+    other = "--xla_force_host_platform_device_count=1"
+    assert quickly(XLA_FLAGS=other) == f"{other} {_compiled._quick_flags()}"
+    assert quickly(XLA_FLAGS="--xla_backend_optimization_level=2") == "--xla_backend_optimization_level=2"
+
+
+def test_beside_a_build_for_gpus_nothing_is_compiled_quickly(tmp_path):
+    (tmp_path / "jax_cuda12_plugin.py").touch()
+    assert quickly(PYTHONPATH=str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"), [(_compiled._quick_flags(), [3, False, 32]), ("--xla_cpu_foo=1", None), ("", None)]
+)
+def test_what_runs_long_is_optimised_where_others_are_compiled_quickly(monkeypatch, flags, options):
+    asked = []
+
+    def filter_jit(function, **given):
+        def call(*args):
+            asked.append(given.get("compiler_options"))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr("equinox.filter_jit", filter_jit)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert _compiled.optimised_jit(lambda x: x + 1)(1) == 2
+    (given,) = asked
+    assert (given if given is None else list(given.values())[:3]) == options
+
+
+def test_commands_compile_quickly(tmp_path):
+    program = f"""
+import os, sys
+from largeprompt.cli import main
+sys.argv = ["largeprompt", "runs", "list", "--store", {str(tmp_path)!r}]
+try:
+    main()
+finally:
+    print(os.environ["XLA_FLAGS"], os.environ["OPENBLAS_NUM_THREADS"], sep="\\n")
+"""
+    chosen = ("XLA_FLAGS", "OPENBLAS_NUM_THREADS")
+    given = {name: value for name, value in os.environ.items() if name not in chosen}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=given)
+    assert run.stdout.splitlines()[-2:] == [_compiled._quick_flags(), "1"]
+
+
 def test_the_programs_used_longest_ago_are_dropped_first_and_once_a_day(tmp_path):
     folder = tmp_path / "xla-0"
     folder.mkdir()

@@ -42,7 +42,8 @@ N = 1500
 ROUNDING = 1e-5  # of gradients, in the mean over steps: float32 and a GPU's own functions
 DRIFT = 1e-5  # of where 300 steps have led, by rounding that each step passes on
 # Where one of many tokens has nearly all of the weight, the coefficients a (f - Σ a f) are rounding alone, and so is
-# the direction in which a linear head shares its randomness with them: another path, the same law.
+# the direction in which a linear head shares its randomness with them: another path, the same law. In long prompts,
+# whose values are not centred, a query far out does the same, in a step or two of a few hundred.
 OTHER_PATH, OTHER_DRIFT = 5e-3, 1e-3
 FALSE_ALARM = 2 * stats.norm.sf(SIGMAS)
 LONG = {"long prompts": Case(KMS, 301, pair(3)), "long prompts, hard maximum": Case(KMS, 301, pair(3, 15.0))}
@@ -90,14 +91,17 @@ def gradients(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*OF_TWO_COVARIATES, *OF_TWO_HEADS, *LONG])
 def test_gradients_are_those_of_the_processor(name):
-    """On the same random numbers; the root mean square over steps, for each layer."""
+    """On the same random numbers; the root mean square over steps, for each layer, and in long prompts the median."""
     case = ALL[name]
     expected = fused_gradients(Training(case.task, case.L, batch=4, rate=1.0), case.layers, 300)
     first = len(flat(case.layers[0]))
-    tolerance = OTHER_PATH if name in ("two heads, hard maximum", "long prompts, hard maximum") else ROUNDING
+    tolerance = OTHER_PATH if name in ("two heads, hard maximum", *LONG) else ROUNDING
     for part in (slice(0, first), slice(first, None)):
         one, other = gradients(name)[:300, part], expected[:, part]
         assert np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other)
+        if name == "long prompts":
+            size = np.sqrt(np.mean(np.sum(other**2, axis=1)))
+            assert np.median(np.linalg.norm(one - other, axis=1)) <= ROUNDING * size
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._compiled import optimised_jit
 from largeprompt._display import AbstractShown
 from largeprompt._typing import VectorLike
 from largeprompt.attention import AbstractAttention, AbstractLayer, heads_of
@@ -171,6 +172,6 @@ def constants_at(
     return np.asarray(_constants(heads, mu, square, jnp.asarray(z), batch, tokens), float)
 
 
-@eqx.filter_jit
+@optimised_jit
 def _constants(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Tokens) -> Float[Array, " n"]:
     return jax.lax.map(lambda one: query_constant(heads, mu, square, one, tokens), z, batch_size=batch)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from largeprompt._compiled import optimised_jit
 from largeprompt._device import DeviceName
 from largeprompt.attention import heads_of, kind_of
 from largeprompt.icl import prediction, squared_mean
@@ -104,7 +105,7 @@ class RiskPairs:
         )
 
 
-@eqx.filter_jit
+@optimised_jit
 def head_differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
     """Of each instance: the difference of the losses and its linear part; the same for the gradients, flattened.
 
@@ -173,7 +174,7 @@ def _read(head, mu, key, z, L, chunk: int, query_in_prompt: bool):
     return (m, H), (here.mean[0] - m, here.slope[0] - H), (linear_m, scale * around)
 
 
-@eqx.filter_jit
+@optimised_jit
 def layer_differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
     """The same for any layer, by asking it, on prompts of `chunk` = L tokens; no linear part is known."""
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from largeprompt import _checks as checks
+from largeprompt._compiled import optimised_jit
 from largeprompt.attention import AbstractLayer
 from largeprompt.icl import (
     AbstractTask,
@@ -168,7 +169,7 @@ def batch_gradient(training: Training, layers: Layers, key: PRNGKeyArray) -> Lay
 
 
 # One step a call, not a loop of them: inside a loop XLA's code for the processor runs thirty times slower.
-@eqx.filter_jit
+@optimised_jit
 def _descend(training: Training, moving, static, diverged, root: PRNGKeyArray, step: Array):
     """The layers' arrays and, after them, the moments, a step later."""
     gradient = batch_gradient(training, eqx.combine(moving[0], static), jax.random.fold_in(root, step))

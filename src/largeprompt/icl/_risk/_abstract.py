@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from largeprompt._compiled import optimised_jit
 from largeprompt.attention import AbstractLayer, merged_form
 
 from .._blocks import Blocks, blocks
@@ -168,7 +169,7 @@ def pooled(
     return _finished(functools.reduce(_merged, parts))
 
 
-@eqx.filter_jit
+@optimised_jit
 def _average(function: AbstractRisk, layer: AbstractLayer, average: str):
     return getattr(function, average)(layer)
 
