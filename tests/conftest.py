@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections import Counter
 from importlib.metadata import version
+from pathlib import Path
 
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,7 +44,7 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     os.environ["LARGEPROMPT_CACHE"] = str(config.cache.mkdir("compiled"))  # of commands that tests start
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # less is quicker to do again
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
@@ -78,10 +79,16 @@ def pytest_sessionfinish(session):
         config.cache.set("largeprompt/seconds", dict(_seconds))
 
 
+MOST_MAPS = 30_000  # pieces of memory of a process, which Linux lets have 65,530; each compiled program takes some
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tidy():
     """What a file leaves behind is gone when the next begins; what is left then, Python looks through no more."""
     yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
     gc.collect()
     gc.freeze()
 

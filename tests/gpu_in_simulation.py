@@ -26,6 +26,7 @@ import largeprompt as lp
 from engine_catalogue import flat, pair
 from gpu_trials import DIVERGING, DIVERGING_MARKS, DIVERGING_STOP, RUNS, TRIALS, Trial, training, unlike
 from largeprompt import lab
+from largeprompt._device import numba_cuda
 from largeprompt.dynamics import Layers
 from largeprompt.engine import GpuBatch, GpuRun, GpuTrainer, trainer_for
 
@@ -124,6 +125,7 @@ def nothing_late() -> Iterator[None]:
 
 def poison() -> None:
     """Memory that nothing was written to holds NaN; and an array that threads share is made by one of them."""
+    numba_cuda()  # with what it warns of silenced
     from numba.cuda.simulator import kernelapi
 
     local: Any = kernelapi.FakeCUDALocal

@@ -39,11 +39,17 @@ def gpu_refusal(library: Library) -> str | None:
         cuda = numba_cuda()
     except ImportError:
         return "numba-cuda is not installed (it comes with largeprompt[cuda])"
+    except Exception as error:  # newer versions look for CUDA's libraries as soon as they are imported
+        return f"numba-cuda cannot be imported: {_first_line(error)} (largeprompt[cuda] installs what it needs)"
     try:
         found = cuda.is_available()
     except Exception as error:  # whatever a driver raises
-        return f"CUDA does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        return f"CUDA does not answer: {_first_line(error)}"
     return None if found else "CUDA finds no device and driver"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def numba_cuda() -> Any:

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import get_args
 
 import jax.numpy as jnp
@@ -116,21 +117,32 @@ def test_with_a_gpu_its_trainer_is_chosen_unless_the_processor_is_asked_for(monk
     assert chosen == {"auto": engine.GpuTrainer, "cpu": engine.FusedTrainer, "gpu": engine.GpuTrainer}
 
 
-def test_why_there_is_no_gpu_is_one_line_whatever_a_driver_says(monkeypatch):
-    cuda = pytest.importorskip("numba.cuda")
-
+def raising(error):
     def fails():
-        raise RuntimeError("Call to cuInit results in CUDA_ERROR_UNKNOWN (999)\nand a second line")
+        raise error
 
-    monkeypatch.setattr(cuda, "is_available", fails)
-    assert _device.gpu_refusal("cuda") == "CUDA does not answer: Call to cuInit results in CUDA_ERROR_UNKNOWN (999)"
-    monkeypatch.setattr(cuda, "is_available", lambda: False)
-    assert _device.gpu_refusal("cuda") == "CUDA finds no device and driver"
-    monkeypatch.setattr(cuda, "is_available", lambda: True)
-    assert _device.gpu_refusal("cuda") is None
-    monkeypatch.setitem(sys.modules, "numba.cuda", None)
-    monkeypatch.delattr("numba.cuda", raising=False)
-    assert _device.gpu_refusal("cuda") == "numba-cuda is not installed (it comes with largeprompt[cuda])"
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reason"),
+    [
+        (raising(ImportError("no module")), "numba-cuda is not installed (it comes with largeprompt[cuda])"),
+        (
+            raising(RuntimeError("Failure finding libcudart.so\nand a second line")),
+            "numba-cuda cannot be imported: Failure finding libcudart.so (largeprompt[cuda] installs what it needs)",
+        ),
+        (
+            lambda: SimpleNamespace(is_available=raising(RuntimeError("CUDA_ERROR_UNKNOWN (999)\nand a second line"))),
+            "CUDA does not answer: CUDA_ERROR_UNKNOWN (999)",
+        ),
+        (lambda: SimpleNamespace(is_available=lambda: False), "CUDA finds no device and driver"),
+        (lambda: SimpleNamespace(is_available=lambda: True), None),
+    ],
+)
+def test_why_there_is_no_gpu_is_one_line_whatever_a_driver_says(monkeypatch, cuda, reason):
+    monkeypatch.setattr(_device, "numba_cuda", cuda)
+    assert _device.gpu_refusal("cuda") == reason
 
 
 @pytest.mark.parametrize("device", ["tpu", "", "GPU"])
@@ -203,7 +215,9 @@ def test_marks_must_increase_from_the_state_to_the_stop(marks):
 
 
 def test_the_kernel_of_a_gpu_is_there_beside_a_numpy_without_row_stack():
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    reason = _device.gpu_refusal("cuda") or ""
+    if "numba-cuda" in reason:
+        pytest.skip(reason)
     program = """
 import numpy
 import largeprompt.engine  # with SciPy and Numba, which take all that their NumPy has
