@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 VARIABLE = "LARGEPROMPT_CACHE"
 LIMIT = 2**30  # bytes; the programs that were used longest ago go first
@@ -60,12 +61,12 @@ def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     from ._checks import is_traced
 
-    as_others = eqx.filter_jit(function)
+    jit: Any = eqx.filter_jit  # whose types know of no options
+    as_others = jit(function)
 
     @functools.cache
     def optimised() -> Callable[_P, _R]:
-        options = {name: usual for name, (_, usual) in _known_options().items()}
-        return eqx.filter_jit(function, compiler_options=options)
+        return jit(function, compiler_options={name: usual for name, (_, usual) in _known_options().items()})
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -262,9 +262,11 @@ def test_what_is_broken_is_named_with_its_cure_and_the_exit_code_is_1(command, m
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("LARGEPROMPT_CACHE", str(file))
-    monkeypatch.setattr(_doctor, "imported", answers(numba=(False, "ImportError: NumPy is too new")))
+    broken = {"numba": (False, "ImportError: NumPy is too new"), "distributed": (False, "RuntimeError: no library")}
+    monkeypatch.setattr(_doctor, "imported", answers(**broken))
     code, output, _ = command("doctor")
     assert code == 1
+    assert 'cannot be imported: RuntimeError: no library; pip install "largeprompt[cluster]"\n' in output
     assert "cannot be imported: ImportError: NumPy is too new; pip install --force-reinstall numba\n" in output
     assert "nothing can be written there: set LARGEPROMPT_CACHE to another folder, or to off\n" in output
     assert output.endswith("2 are broken\n")

@@ -95,7 +95,7 @@ def _packages(required: Sequence[tuple[str, str, str]], answers: Answers) -> Ite
         elif _numbers(version) < _numbers(least):
             yield Check(name, "broken", f"{version} is too old", newer)
         elif not works:
-            mend = f"pip install --force-reinstall {name}"
+            mend = f'pip install "largeprompt[{extra}]"' if extra else f"pip install --force-reinstall {name}"
             yield Check(name, "broken", f"{version} cannot be imported: {words}", mend)
         else:
             yield Check(name, "ok", version)
