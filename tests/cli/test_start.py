@@ -149,12 +149,11 @@ sys.argv = ["largeprompt", "runs", "list", "--store", {str(tmp_path)!r}]
 try:
     main()
 finally:
-    print(os.environ["XLA_FLAGS"], os.environ["OPENBLAS_NUM_THREADS"], sep="\\n")
+    print(os.environ["XLA_FLAGS"])
 """
-    chosen = ("XLA_FLAGS", "OPENBLAS_NUM_THREADS")
-    given = {name: value for name, value in os.environ.items() if name not in chosen}
+    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=given)
-    assert run.stdout.splitlines()[-2:] == [_compiled._quick_flags(), "1"]
+    assert run.stdout.splitlines()[-1] == _compiled._quick_flags()
 
 
 def test_the_programs_used_longest_ago_are_dropped_first_and_once_a_day(tmp_path):
@@ -269,7 +268,7 @@ def test_what_is_broken_is_named_with_its_cure_and_the_exit_code_is_1(command, m
     assert 'cannot be imported: RuntimeError: no library; pip install "largeprompt[cluster]"\n' in output
     assert "cannot be imported: ImportError: NumPy is too new; pip install --force-reinstall numba\n" in output
     assert "nothing can be written there: set LARGEPROMPT_CACHE to another folder, or to off\n" in output
-    assert output.endswith("2 are broken\n")
+    assert output.endswith("3 are broken\n")
 
 
 def test_an_old_version_is_broken_and_an_extra_may_be_missing(command, monkeypatch):

@@ -98,6 +98,19 @@ def test_plain_mathematics_gets_its_scripts():
     figure.draw_without_rendering()  # which reads the mathematics
 
 
+def test_powers_of_ten_are_plain_text_and_a_figure_is_laid_out_once():
+    figure = draw(Chart((panel(100.0),)))
+    (axes,) = figure.axes
+    labels = [[label.get_text() for label in axis.get_ticklabels(which="both")] for axis in (axes.xaxis, axes.yaxis)]
+    assert {"10¹", "10²", "10³"} <= set(labels[0])
+    assert {"10⁻³", "10⁻¹", "10¹"} <= set(labels[1])
+    assert not any("$" in label for label in [*labels[0], *labels[1]])
+    assert figure.get_layout_engine() is None
+    narrow = draw(Chart((Panel("a", "x", "y", (Series("s", L / L * [20.0, 30.0, 50.0], L),)),)))
+    shown = [label.get_text() for label in narrow.axes[0].xaxis.get_ticklabels(which="both")]
+    assert {"2×10¹", "3×10¹"} <= set(shown)
+
+
 def test_heat_maps_share_one_bar_of_colours_and_show_what_is_no_number():
     one, other = np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[1.0, 16.0], [np.inf, 0.0]])
     maps = [

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,10 @@ class _Command(TyperCommand):
     """A command that computes: JAX is set up once the options are read, so that help and misspelt options are quick."""
 
     def invoke(self, ctx: Any) -> Any:
-        # Matrices are small: threads of linear algebra would only wait, on cores that other work could have.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # NumPy's matrices are small: threads would only wait, on cores that other work could have. On other processors
+        # than these PyTorch has its linear algebra from the same library, and large matrices.
+        if platform.machine() in ("x86_64", "AMD64"):
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from largeprompt import _compiled, use_float64  # imports JAX
 
         from ._output import in_one_line, remark
