@@ -17,8 +17,12 @@ from largeprompt.paper import Choice
 ARRAYS_OF_IMPORTS = """
 import importlib, pkgutil
 import jax, largeprompt
+from largeprompt._device import gpu_refusal
+left_out = ["largeprompt.models.compression._press"]  # needs kvpress
+if "numba-cuda" in (gpu_refusal("cuda") or ""):  # which is not there, or cannot be imported
+    left_out += ["largeprompt.engine._cuda", "largeprompt.engine._gpu"]
 for module in pkgutil.walk_packages(largeprompt.__path__, "largeprompt."):
-    if not module.name.endswith("compression._press"):  # needs kvpress
+    if not module.name.startswith(tuple(left_out)):
         importlib.import_module(module.name)
 print([array.shape for array in jax.live_arrays()])
 """
