@@ -33,7 +33,7 @@ _ONLY_BEFORE = {"xla_cpu_use_fusion_emitters": (0, 11)}  # of jaxlib: later vers
 def compile_quickly() -> None:
     """Compile with few optimisations from here on; to be called before JAX has computed anything.
 
-    Programs compile in a fifth of the time, with JAX 0.11 and later in about half. What is known to run for long is
+    Programs compile in a fifth of the time; with JAX 0.11 and later less is gained. What is known to run for long is
     optimised all the same; a program of your own may run up to four times as long. The command line calls this.
     Nothing changes where `XLA_FLAGS` has one of these options, or beside JAX's build for GPUs, which would heed them.
     """
