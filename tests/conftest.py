@@ -11,8 +11,10 @@ from pathlib import Path
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Matrices are small here: threads of linear algebra would only wait for each other, and for those of the other worker.
+# Matrices and networks are small here: threads of NumPy and of PyTorch would only wait for each other, and for those of
+# the other worker.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # JAX makes objects by the million, nearly all of them to keep: looking for the others takes a tenth of the time.
 gc.set_threshold(50_000, 20, 10)
@@ -44,7 +46,7 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     os.environ["LARGEPROMPT_CACHE"] = str(config.cache.mkdir("compiled"))  # of commands that tests start
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # less is quicker to do again
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # less takes as long to keep
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
@@ -79,7 +81,7 @@ def pytest_sessionfinish(session):
         config.cache.set("largeprompt/seconds", dict(_seconds))
 
 
-MOST_MAPS = 30_000  # pieces of memory of a process, which Linux lets have 65,530; each compiled program takes some
+MOST_MAPS = 50_000  # pieces of memory of a process, which Linux lets have 65,530; each compiled program takes some
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -217,8 +217,9 @@ def test_standard_errors_are_honest(method):
     """Across keys, values and gradients scatter as much as their standard errors say."""
     layer = SOFTMAX(*weights(76, KMS, size=0.35))
     keys = jax.random.split(jax.random.key(9), 24)
-    risks = [risk(layer, KMS, 5, key, rtol=ANY, method=method) for key in keys]
-    gradients = [risk_gradient(layer, KMS, 5, key, rtol=ANY, method=method) for key in keys]
+    given = {"rtol": ANY, "method": method, "max_draws": 2**9}
+    risks = [risk(layer, KMS, 5, key, **given) for key in keys]
+    gradients = [risk_gradient(layer, KMS, 5, key, **given) for key in keys]
     values, errors = np.array([r.value for r in risks]), np.array([r.stderr for r in risks])
     slopes, slope_errors = (
         np.array([np.append(part.U[:, :2], part.V) for part in parts])

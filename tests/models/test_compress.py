@@ -66,14 +66,16 @@ def test_past_the_threshold_the_gaussian_is_refused():
     assert all(head.gaussian is None for head in compress(keys, values, queries, budget=0.2))
 
 
-@pytest.mark.parametrize("tolerance", [0.08, 0.04])
-def test_a_tolerance_is_kept_on_other_queries_with_less_memory_the_larger_it_is(tolerance):
+def test_a_tolerance_is_kept_on_other_queries_with_less_memory_the_larger_it_is():
     keys, values, queries, others = tokens(3)
-    for g, head in enumerate(compress(keys, values, queries, tolerance=tolerance)):
-        assert head.errors.max() <= tolerance
-        assert measured(head, keys[g], values[g], others[2 * g]) <= 1.5 * tolerance
-    wide, narrow = (compress(keys, values, queries, tolerance=x)[0] for x in (2 * tolerance, tolerance))
-    assert wide.memory < narrow.memory
+    memory = []
+    for tolerance in (0.16, 0.08, 0.04):
+        heads = compress(keys, values, queries, tolerance=tolerance)
+        for g, head in enumerate(heads):
+            assert head.errors.max() <= tolerance
+            assert measured(head, keys[g], values[g], others[2 * g]) <= 1.5 * tolerance
+        memory.append([head.memory for head in heads])
+    assert np.all(np.diff(memory, axis=0) > 0)
 
 
 def test_a_tolerance_out_of_reach_keeps_every_token():

@@ -63,11 +63,8 @@ def made(name: str, spread: float = 4.0) -> Any:
 
 @pytest.fixture(autouse=True)
 def _no_gradients():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for models as small as these
     with torch.no_grad():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

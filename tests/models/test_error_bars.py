@@ -16,7 +16,6 @@ from significance import assert_close_in_sigmas, assert_mean_is
 from weighted_prompts import Growing, Mean, Ratio, SoftmaxHead, network
 
 mpl.use("Agg")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows(seed: int, n: int = 60, outputs: int = 6) -> np.ndarray:

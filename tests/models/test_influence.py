@@ -12,7 +12,6 @@ from largeprompt.models.sensitivity import influence, left_out
 from weighted_prompts import Mean, Network, SoftmaxHead, network
 
 mpl.use("Agg")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def head(n: int = 40) -> SoftmaxHead:

@@ -13,8 +13,6 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from largeprompt.models.sensitivity import weighted
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COUNTS = torch.tensor([1, 3, 2, 1, 0, 4, 1])
 OTHER_COUNTS = torch.tensor([2, 1, 1, 5, 1, 0, 1])
 HEADS, WIDTH = 2, 16
