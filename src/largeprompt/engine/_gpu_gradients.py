@@ -174,11 +174,12 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
     @cuda.jit(device=True)
     def join_pieces(words, sums):
         """Add the pieces of half of the chains to the two sums of `join`."""
-        total, other, piece = sums[0], sums[1], f32(0)
-        for number, word in enumerate(words):
+        total, other, piece, number = sums[0], sums[1], f32(0), 0
+        for word in words:  # with `enumerate` this loop stays one, with a branch for every word: 5 µs a step
             piece += number_in(word)
-            if (number + 1) % (CHAINS // pieces) == 0:
-                if (number + 1) // (CHAINS // pieces) % 2 == 1:
+            number += 1  # noqa: SIM113
+            if number % (CHAINS // pieces) == 0:
+                if number // (CHAINS // pieces) % 2 == 1:
                     total += piece
                 else:
                     other += piece
