@@ -175,7 +175,7 @@ def adding_gradients(shape: KernelShape, hand_over: Any) -> Any:
     def join_pieces(words, sums):
         """Add the pieces of half of the chains to the two sums of `join`."""
         total, other, piece, number = sums[0], sums[1], f32(0), 0
-        for word in words:  # with `enumerate` this loop stays one, with a branch for every word: 5 µs a step
+        for word in words:  # with `enumerate` the compiler leaves a loop with branches for every word
             piece += number_in(word)
             number += 1  # noqa: SIM113
             if number % (CHAINS // pieces) == 0:
