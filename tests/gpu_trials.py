@@ -78,13 +78,17 @@ TRIALS = {
     "K Q V without O": Trial(training(6), one_head(3, with_O=False)),
     "more prompts than threads": Trial(training(6, batch=18), pair(3)),
     "one prompt": Trial(training(6, batch=1), pair(3)),
-    "more tokens than are added up in float32": Trial(training(99, batch=4), pair(3), {"_gpu_tokens.CHUNK": 8}),
+    "more tokens than are added up in float32": Trial(training(99, batch=4), pair(3), {"_gpu_prompts.CHUNK": 2}),
     "four threads a prompt": Trial(training(23), pair(3), MANY_PARTS),
     "four threads a prompt, more prompts than threads": Trial(training(10, batch=18), pair(3), MANY_PARTS),
     "four threads a prompt, softmax alone": Trial(training(23), (SOFTMAX,), MANY_PARTS),
     "four threads a prompt, K Q V O": Trial(training(23), one_head(1), MANY_PARTS),
     "some tokens drawn ahead": Trial(training(9), pair(3), {"_gpu_shapes.KernelShape.pairs_ahead": 2}),
     "no token drawn ahead": Trial(training(9), pair(3), {"_gpu_shapes.KernelShape.pairs_ahead": 0}),
+    "four threads a prompt, as many sums as there are": Trial(
+        training(99), pair(3), MANY_PARTS | {"_gpu_tokens._TOKENS": 1}
+    ),
+    "four threads a prompt, sixteen sums": Trial(training(15), pair(3), MANY_PARTS | {"_gpu_tokens._TOKENS": 1}),
     "threads without a token": Trial(training(5), pair(3), MANY_PARTS),
     # f counted from 0, not from that of the largest score: and no linear head, which would follow rounding alone
     "threads without a token, hard maximum": Trial(training(5), HARD[:1], MANY_PARTS, rounding=1e-3),

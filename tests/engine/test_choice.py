@@ -18,6 +18,7 @@ from largeprompt import _device, engine
 from largeprompt._device import Device
 from largeprompt.dynamics import Training
 from largeprompt.engine._gpu_shapes import BLOCKS, MOST_PARTS, KernelShape, LayerShape
+from largeprompt.engine._tokens import SUMS
 from largeprompt.icl import LinearRegression, RegressionOn, _prompt, kms
 
 HUBER = KMS.with_loss(lambda prediction, target: jnp.sum(jnp.sqrt(1 + (prediction - target) ** 2)))
@@ -188,7 +189,7 @@ def test_training_refuses_what_makes_no_sense(message, wrong, as_a_stranger):
 
 
 def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
-    """Weights, what threads hand over and readings: 48 KB without asking the driver for more."""
+    """Weights, laws, what threads hand over and readings: 48 KB without asking the driver for more."""
     for d, number, rank, values in itertools.product(
         (1, 2, 5, 17, 20, 64, 73, 74, 100, 200), (1, 2, 8), (1, 2, 7, 9, None), (1, 3, None)
     ):
@@ -196,14 +197,18 @@ def test_a_block_of_any_kind_shares_less_than_a_gpu_lets_it():
         heads = LayerShape(number, rank or usual, values or usual, True, True)
         for layers, prompts in itertools.product(((heads, heads), (heads, None), (None, heads)), (32, 96, 128)):
             kind = KernelShape(d, *layers, prompts)
-            weights = sum(layer.bytes(d + 1) for layer in kind.layers) if kind.on_chip else 0
-            fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 12
+            law = 8 * ((d + 1) * (2 * d + 1) + d) + 8 * d * d
+            weights = sum(layer.bytes(d + 1) for layer in kind.layers) + law if kind.on_chip else 0
+            fixed = weights + 4 * prompts * max(kind.drawn_rows, 1) + 12 + 8
             assert kind.fixed_bytes == fixed
             assert fixed + kind.shared_bytes(MOST_PARTS) <= 48 * 1024
-            spread = kind._replace(blocks=BLOCKS)
-            if kind.can_spread:
-                assert spread.fixed_bytes + spread.shared_bytes(4 * MOST_PARTS) <= 48 * 1024
-                assert spread.own * spread.blocks == prompts
+            for blocks in BLOCKS:
+                spread = kind._replace(blocks=blocks)
+                if kind.can_spread:
+                    assert spread.fixed_bytes + spread.shared_bytes(spread.readers) <= 48 * 1024
+                    assert spread.own * spread.blocks == prompts
+                    assert spread.readers >= len(SUMS)
+                    assert spread.helper < spread.readers
 
 
 @pytest.mark.parametrize("marks", [(0, 1), (2, 2), (3, 1), (4, 11)])

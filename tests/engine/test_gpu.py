@@ -194,11 +194,19 @@ def test_runs_beside_others_end_where_they_do_alone():
 
 
 @pytest.mark.parametrize("batch", [128, 200])
-@pytest.mark.parametrize("L", [193, 1001, 5000])
+@pytest.mark.parametrize("L", [65, 100, 193, 1001, 20001])
 def test_a_run_on_several_processors_ends_where_one_on_one_does(L, batch):
     """With all prompts at once or not, an odd number of tokens or not, and sums that are carried over or not."""
-    start = run(dataclasses.replace(long(L), batch=batch), MEMBERS["pair"], 30)
+    start = run(dataclasses.replace(long(L), batch=batch), MEMBERS["pair"], 20)
     assert GpuBatch([start]).shares[0] > GpuBatch([start], among=1000).shares[0]
+    (sixteen,), (eight, *_), (one, *_) = (ends_on_gpu([start] * copies) for copies in (1, 10, 40))
+    assert_same(sixteen, one)
+    assert_same(eight, one)
+
+
+def test_scores_taken_from_their_maximum_are_the_same_on_several_processors():
+    """Some prompts of a block need that, others do not."""
+    start = run(dataclasses.replace(long(301), rate=1e-4), head_pair(1, 6, rank=6, size=3.0), 10)
     (one,), (other, *_) = ends_on_gpu([start]), ends_on_gpu([start] * 40)
     assert_same(one, other)
 

@@ -22,9 +22,10 @@ from ._gpu_shapes import (
     INTEGERS,
     MARK,
     MOST_PARTS,
+    MOST_REGISTERS,
     OTHER_DIVERGED,
     PROMPTS,
-    REGISTERS,
+    REGISTERS_OF_A_PROCESSOR,
     STEP,
     STOP,
     KernelShape,
@@ -32,12 +33,12 @@ from ._gpu_shapes import (
 )
 from ._head_arrays import Weights
 from ._target import PLAIN_PYTHON, WARP
+from ._tokens import SHORT
 from ._training_arrays import TrainingArrays, refusal
 from ._update import coefficients
 
 SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
-_REGISTERS_OF_A_PROCESSOR = 2**16
 _TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
 _WITHOUT_TOKENS = 300.0  # what a step costs beside its tokens, in tokens
 
@@ -87,8 +88,8 @@ class GpuBatch:
             if any(later <= step for step, later in itertools.pairwise(steps)) or steps[-1] > run.stop:
                 raise ValueError(f"marks are {run.marks}; they must increase from above {steps[0]} to {run.stop}")
         self._arrays = [TrainingArrays(run.training, run.state.layers) for run in runs]
-        few = BLOCKS * (among or len(runs)) <= _processors()
-        shapes = [_shape_of(run.training, arrays, few) for run, arrays in zip(runs, self._arrays, strict=True)]
+        room = _processors() // max(1, among or len(runs))
+        shapes = [_shape_of(run.training, arrays, room) for run, arrays in zip(runs, self._arrays, strict=True)]
         groups = []
         for shape in dict.fromkeys(shapes):
             numbers = [i for i, other in enumerate(shapes) if other == shape]
@@ -142,8 +143,8 @@ def _processors() -> int:
     return 0 if PLAIN_PYTHON else cuda.get_current_device().MULTIPROCESSOR_COUNT
 
 
-def _shape_of(training: Training, arrays: TrainingArrays, spread: bool = False) -> tuple[KernelShape, int]:
-    """The shape of its kernel, which may be `spread` over several blocks, and the number of threads for each prompt."""
+def _shape_of(training: Training, arrays: TrainingArrays, room: int = 0) -> tuple[KernelShape, int]:
+    """The shape of its kernel and the number of threads of each prompt, with room on so many multiprocessors."""
     softmax, linear = (
         None if w is None else LayerShape(w.K.shape[0], w.K.shape[1], w.V.shape[1], w.learns_K, w.learns_O)
         for w in (arrays.softmax, arrays.linear)
@@ -156,9 +157,14 @@ def _shape_of(training: Training, arrays: TrainingArrays, spread: bool = False) 
             parts *= 2
     infinite, moments = math.inf == training.L, training.optimiser.moments
     shape = KernelShape(training.task.dim - 1, softmax, linear, prompts, few, infinite, moments)
-    if spread and parts == MOST_PARTS and shape.can_spread:
-        # two threads read what one does otherwise, with the same sums, and as many others help with the rest
-        return shape._replace(blocks=BLOCKS), 4 * parts
+    blocks = next((blocks for blocks in BLOCKS if blocks <= room), 1)
+    if blocks > 1 and SHORT < training.L < math.inf and shape.can_spread:
+        shape = shape._replace(blocks=blocks)
+        parts = shape.readers
+    if room > 0:
+        warps = -(-shape.own * parts // (4 * WARP)) * 4  # dealt out to the four parts of a multiprocessor
+        most = REGISTERS_OF_A_PROCESSOR // (WARP * warps) // 8 * 8
+        shape = shape._replace(registers=min(most, MOST_REGISTERS))
     return shape, parts
 
 
@@ -195,7 +201,7 @@ class _Group:
         self._states = self.on_card(np.stack([np.concatenate(both) for both in states]))
         self._rooms = [self._room(layer) for layer in shape.layers]
         together = len(members) if shape.blocks > 1 else 1
-        self._readings = self.on_card(np.zeros((together, max(1, shape.exchanged)), np.float32))
+        self._exchanged = together, max(1, shape.exchanged)
 
     def _room(self, layer: LayerShape) -> _Room:
         runs = 1 if self._shape.on_chip else len(self._stops)
@@ -219,7 +225,7 @@ class _Group:
         order = self._ranked[self._left()[self._ranked] > 0]
         self._on_card = self.on_card(self._integers), self._cuda.device_array((len(window), width, self._shape.size))
         self._order, self._marks_on_card, self._launched = self.on_card(order), self.on_card(marks), order
-        self._arrived = self.on_card(np.zeros((self._readings.shape[0], 1), np.int64))
+        self._readings = self.on_card(np.zeros(self._exchanged, np.int64))
         return True
 
     def on_card(self, array: np.ndarray) -> Any:
@@ -258,7 +264,6 @@ class _Group:
             self._marks_on_card,
             kept,
             self._readings,
-            self._arrived,
             FAR,
             deadline,
             budget,
@@ -287,7 +292,7 @@ class _Group:
     @property
     def share(self) -> float:
         """The share of the card that a run takes, by registers or by memory of the processors of its blocks."""
-        at_once = _REGISTERS_OF_A_PROCESSOR // (REGISTERS * self._threads)
+        at_once = REGISTERS_OF_A_PROCESSOR // (self._shape.registers * self._threads)
         if PLAIN_PYTHON:
             return self._shape.blocks / max(1, at_once)
         card = self._cuda.get_current_device()

@@ -8,12 +8,14 @@ below them.
 """
 
 import functools
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from ._batch import Law, Workspace, columns, draw_instances, instances, rows_of
+from ._batch import Workspace, columns, draw_instances, instances, rows_of
 from ._chain_rule import (
     accept,
     backprop,
@@ -38,19 +40,20 @@ from ._gpu_shapes import (
     LENGTH,
     LOW,
     MARK,
-    REGISTERS,
     STEP,
     STOP,
     KernelShape,
 )
-from ._gpu_weights import weights_in_memory, weights_on_chip
+from ._gpu_weights import law_of_run, weights_in_memory, weights_on_chip
 from ._lanes import orthonormalise
 from ._readings import draw_across, infinite_readings, linear_readings, readings_from_sums, whole_token_readings
 from ._target import PLAIN_PYTHON, all_agree, cycles, member, members, nanoseconds, together
+from ._tokens import SUMS
 from ._update import rule_at
 
 u32 = np.uint32
 real32, real64, whole32 = types.float32, types.float64, types.int32  # of arrays
+_FORGOTTEN = math.nan if PLAIN_PYTHON else 0.0  # what no one reads again; the simulator shows who does
 
 
 def _on_own(function: Any, pair: bool) -> Any:
@@ -65,6 +68,32 @@ def _on_own(function: Any, pair: bool) -> Any:
     return on_own
 
 
+def _forgetting(sizes: Iterable[int]) -> Any:
+    """A function of the GPU that forgets what a thread has of a prompt, arrays of these sizes.
+
+    One thread of a prompt computes most of it, and none needs it in the next step. Compilers do not see that: all
+    threads would keep it from step to step, and there are no registers for so much.
+    """
+
+    @cuda.jit(device=True)
+    def forget(s):
+        pass
+
+    for number, size in enumerate(sizes):
+        forget = _and_one(forget, number, size)
+    return forget
+
+
+def _and_one(others: Any, number: int, size: int) -> Any:
+    @cuda.jit(device=True)
+    def forget(s):
+        others(s)
+        for i in range(size):
+            s[number][i] = _FORGOTTEN
+
+    return forget
+
+
 @functools.cache
 def train(shape: KernelShape) -> Any:
     """The loop over steps for runs of one shape, compiled when it is first called."""
@@ -72,7 +101,7 @@ def train(shape: KernelShape) -> Any:
     own, blocks, spread, helper = shape.own, shape.blocks, shape.blocks > 1, shape.helper
     (m, n), softmax, linear = shape.columns, shape.softmax is not None, shape.linear is not None
     drawn_size = max(shape.drawn_rows, 1) * own
-    few, infinite = shape.few, shape.infinite
+    few, infinite, groups = shape.few, shape.infinite, shape.groups
     draw, hand_over, hand_instances, take_instances = drawing_ahead(shape)
     add_up_tokens, gradients = sums_over_tokens(shape), adding_gradients(shape, hand_over)
     pair, layers, first_size = softmax and linear, len(shape.layers), shape.layers[0].size(D)
@@ -81,10 +110,12 @@ def train(shape: KernelShape) -> Any:
         weights_on_chip(layer, shape, number) if shape.on_chip else weights_in_memory(layer, shape)
         for number, layer in enumerate((shape.layers[0], shape.layers[-1]))
     )
+    find_law = law_of_run(shape)
     own_begin_projection, own_begin_backprop, own_backprop, own_propose, own_accept, own_copy = (
         _on_own(function, pair) for function in (begin_projection, begin_backprop, backprop, propose, accept, copy)
     )
     sizes = rows_of(d, m, n)
+    forget = _forgetting(sizes.values())
     assert tuple(sizes) == Workspace._fields[: len(sizes)]
     # compilers take the size of a local array from a name alone
     (
@@ -112,7 +143,7 @@ def train(shape: KernelShape) -> Any:
         n_linear,
         n_work,
     ) = sizes.values()
-    n_flags = FLAGS
+    n_flags, n_totals = FLAGS, len(SUMS) * own if spread else 1
 
     def run_blocks(
         order,
@@ -127,7 +158,6 @@ def train(shape: KernelShape) -> Any:
         marks,
         kept,
         readings,
-        arrived,
         far,
         deadline,
         budget,
@@ -146,16 +176,7 @@ def train(shape: KernelShape) -> Any:
         length, batch = integers[u(run), u(LENGTH)], integers[u(run), u(BATCH)]
         k0, k1 = u32(integers[u(run), u(LOW)]), u32(integers[u(run), u(HIGH)])
         rate, at = rates[u(run)] / batch, u(run)
-        law = Law(
-            laws.B[at],
-            laws.Bq[at],
-            laws.F[at],
-            laws.Fq[at],
-            laws.scales[at],
-            laws.noise[at],
-            laws.plain[at],
-            laws.diagonal[at],
-        )
+        law = find_law(laws, at)
         soft = place_soft(softs, run, scales[at, u(0)], mate, mates)
         line = place_line(lines, run, scales[at, u(1)], mate, mates) if pair else soft
         second = pair and layer > 0
@@ -193,6 +214,7 @@ def train(shape: KernelShape) -> Any:
         )
         stage = cuda.shared.array(0, real32)  # readings, and before them the sums over parts of the tokens
         drawn = cuda.shared.array(drawn_size, real32)
+        totals = cuda.shared.array(n_totals, real64)  # over tokens, where a thread adds up each
         flags = cuda.shared.array(n_flags, whole32)  # whether each layer has diverged, and whether no time is left
         state, offset = states[u(run)], layer * first_size
         own_copy(second, soft, line, state, offset, False)
@@ -207,7 +229,11 @@ def train(shape: KernelShape) -> Any:
         last = began + int((deadline[0] - nanoseconds()) * speed)
         step, stop, mark = integers[u(run), u(STEP)], integers[u(run), u(STOP)], integers[u(run), u(MARK)]
         due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
-        entry = mate // D % D, mate % D, mate // (D * D)  # of the sums over prompts, what this thread computes
+        entry = (
+            mate % D,
+            mate // D % groups,
+            mate // (D * groups),
+        )  # of the sums over prompts, what this thread computes
         # a block that comes too late leaves; the first does a step at least, and so do all where runs have several
         going = spread or cuda.blockIdx.x == 0 or all_agree(began < last)
         meetings = 0
@@ -227,6 +253,7 @@ def train(shape: KernelShape) -> Any:
             together()
             t = u32(step)
             for first in range(0, batch, prompts):
+                forget(s)
                 prompt = first + number
                 valid = 1 if prompt < batch else 0
                 if part == 0:
@@ -251,7 +278,7 @@ def train(shape: KernelShape) -> Any:
                     if softmax:
                         if part == 0:
                             orthonormalise(s.columns, 0, m, D, s.E, s.R, m + n, s.work)
-                        add_up_tokens(length, lane, part, parts, s, stage, drawn, prompt, t, k0, k1)
+                        add_up_tokens(length, lane, part, parts, s, stage, drawn, totals, prompt, t, k0, k1)
                         if part == 0:
                             readings_from_sums(D, m, m + n, linear, s)
                     if linear and part == 0:
@@ -261,7 +288,7 @@ def train(shape: KernelShape) -> Any:
                     draw(length, s, prompt + prompts if same else number, t if same else u32(t + u32(1)), k0, k1)
                 no_time = spread and cycles() >= last
                 shared = place if spread else 0
-                meeting = Meeting(readings[shared], arrived[shared], flags, block, meetings, no_time)
+                meeting = Meeting(readings[shared], flags, block, meetings, no_time)
                 gradients(soft, line, layer, valid, law, s, lane, part, stage, drawn, entry, meeting)
                 meetings += 1
                 if helped:
@@ -299,5 +326,5 @@ def train(shape: KernelShape) -> Any:
             integers[u(run), u(STEP)] = step
             integers[u(run), u(MARK)] = mark
 
-    options = {} if PLAIN_PYTHON else {"max_registers": REGISTERS}
+    options = {} if PLAIN_PYTHON else {"max_registers": shape.registers}
     return cuda.jit(fastmath=True, **options)(run_blocks)

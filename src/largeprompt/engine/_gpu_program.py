@@ -18,7 +18,7 @@ from numba.core.types import none
 
 from largeprompt._compiled import keep, kept
 
-from ._gpu_shapes import REGISTERS, KernelShape
+from ._gpu_shapes import KernelShape
 
 _COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings", "nvidia-nvjitlink", "nvidia-cuda-nvcc")
 
@@ -30,7 +30,7 @@ def prepare(loop: Any, shape: KernelShape, arguments: tuple[Any, ...]) -> None:
         return
     key = _key(shape, types)
     found = kept(key)
-    if found is not None and _load(loop, types, found):
+    if found is not None and _load(loop, types, found, shape.registers):
         return
     loop.compile(types)
     program = _as_bytes(loop.overloads[types])
@@ -42,7 +42,7 @@ def _key(shape: KernelShape, types: tuple[Any, ...]) -> str:
     from ._cuda import cuda
 
     card = cuda.get_current_device().compute_capability
-    words = [repr(shape), repr(types), repr(card), str(REGISTERS), _sources(), *map(_version, _COMPILERS)]
+    words = [repr(shape), repr(types), repr(card), _sources(), *map(_version, _COMPILERS)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
@@ -73,7 +73,7 @@ def _as_bytes(kernel: Any) -> bytes | None:
     return file.getvalue()
 
 
-def _load(loop: Any, types: tuple[Any, ...], program: bytes) -> bool:
+def _load(loop: Any, types: tuple[Any, ...], program: bytes, registers: int) -> bool:
     """Give the loop a kernel made of kept machine code; whether that could be done."""
     try:
         core, codegen, dispatcher, typing = (
@@ -82,7 +82,7 @@ def _load(loop: Any, types: tuple[Any, ...], program: bytes) -> bool:
         )
         with np.load(io.BytesIO(program), allow_pickle=False) as parts:
             name, code = str(parts["name"]), parts["code"].tobytes()
-        library = codegen.CUDACodeLibrary(None, name, entry_name=name, max_registers=REGISTERS)
+        library = codegen.CUDACodeLibrary(None, name, entry_name=name, max_registers=registers)
         library._cubin_cache[library._ensure_cc(None)] = core.ObjectCode.from_cubin(code)
         library._finalized = True
         kernel = dispatcher._Kernel._rebuild(

@@ -4,17 +4,23 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._gpu_tokens import MOST_SUB_SUMS
 from ._head_arrays import array_shapes
 from ._target import WARP
 from ._tokens import SHORT, SUMS
 
 PROMPTS = 4 * WARP  # at most, that a block has threads for at a time
 MOST_PARTS = 4  # threads of a prompt, where a block has the whole batch
-BLOCKS = 8  # that share the prompts of a run which has much of the card to itself
+BLOCKS = 16, 8  # that share the prompts of a run which has much of the card to itself, the most that there is room for
+_READERS = 8 * WARP  # threads of each of them
 REGISTERS = 128  # of a thread: a block of the most threads takes all that there are
+MOST_REGISTERS = 255  # where a block has a processor to itself and fewer threads
+REGISTERS_OF_A_PROCESSOR = 2**16
+GROUPED = 3  # columns of a sum over prompts that one thread adds up
+CHAINS = 16  # of prompts: each is added up by itself, and blocks of one run share them
 FLAGS = 3  # that a block shares: whether each layer has diverged, and whether no time is left
 LATE = 2  # the last of them
-_MOST_BYTES = 48 * 1024 - 4 * FLAGS  # that a block shares beside them without asking the driver for more
+_MOST_BYTES = 48 * 1024 - 4 * FLAGS - 8  # that a block shares beside them without asking the driver for more
 _SHARED_BYTES = 47 * 1024  # of them, in what follows
 _ON_CHIP_BYTES = 8 * 1024  # of weights: more than that would leave no room beside it
 _DRAWN_BYTES = 22 * 1024  # handed over between the threads of a prompt
@@ -56,6 +62,7 @@ class KernelShape(NamedTuple):
     infinite: bool = False  # many
     moments: int = 0  # that the optimiser carries of each weight
     blocks: int = 1  # that share the prompts of a run
+    registers: int = REGISTERS  # of a thread, at most
 
     @property
     def own(self) -> int:
@@ -63,9 +70,14 @@ class KernelShape(NamedTuple):
         return self.prompts // self.blocks
 
     @property
+    def readers(self) -> int:
+        """How many threads of a prompt read tokens, at most."""
+        return MOST_PARTS if self.blocks == 1 else _READERS // self.own
+
+    @property
     def helper(self) -> int:
-        """Which thread of a prompt draws for the first; where a run has several blocks, one that reads no tokens."""
-        return 1 if self.blocks == 1 else 2 * MOST_PARTS
+        """Which thread of a prompt draws for the first: one of another warp, which goes its own way."""
+        return 1 if self.blocks == 1 else WARP // self.own
 
     @property
     def can_spread(self) -> bool:
@@ -74,8 +86,11 @@ class KernelShape(NamedTuple):
 
     @property
     def exchanged(self) -> int:
-        """How many numbers the blocks of a run give to one another, twice, so that none waits for those who read."""
-        return 2 * (2 * len(self.layers) + 1) * (self.d + 1) * self.prompts if self.blocks > 1 else 0
+        """How many numbers the blocks of a run give to one another, twice, so that none waits for those who read.
+
+        They are sums over chains of prompts, and whether time is over.
+        """
+        return 2 * (len(self.layers) * CHAINS * (self.d + 1) ** 2 + 1) if self.blocks > 1 else 0
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -107,16 +122,24 @@ class KernelShape(NamedTuple):
     @property
     def on_chip(self) -> bool:
         """Whether the weights fit beside what else a block shares."""
-        return sum(heads.bytes(self.d + 1) for heads in self.layers) <= _ON_CHIP_BYTES
+        return self._all_weights_bytes <= _ON_CHIP_BYTES
+
+    @property
+    def _all_weights_bytes(self) -> int:
+        """The size of the weights and of the law of the prompts."""
+        D, d = self.d + 1, self.d
+        law = 8 * (D * D + D * d + d) + 4 * 2 * d * d
+        return sum(heads.bytes(D) for heads in self.layers) + law
 
     @property
     def _weights_bytes(self) -> int:
-        return sum(heads.bytes(self.d + 1) for heads in self.layers) if self.on_chip else 0
+        return self._all_weights_bytes if self.on_chip else 0
 
     @property
     def fixed_bytes(self) -> int:
         """What every block takes: for weights, for what is handed over, and for which layer has diverged."""
-        return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.own + 4 * FLAGS
+        totals = 8 * (len(SUMS) * self.own if self.blocks > 1 else 1)
+        return self._weights_bytes + 4 * max(self.drawn_rows, 1) * self.own + totals + 4 * FLAGS
 
     @property
     def staged(self) -> int:
@@ -142,9 +165,7 @@ class KernelShape(NamedTuple):
         one_head = self.softmax is not None and all(heads.number == 1 for heads in self.layers)
         if self.few or self.infinite or not one_head:
             return False
-        drawn, sums = (
-            4 * self.prompts * rows for rows in (3 + self.rows_across + 4, (len(SUMS) + 1) * (MOST_PARTS - 1))
-        )
+        drawn, sums = (4 * self.prompts * rows for rows in (3 + self.rows_across + 4, len(SUMS) * (MOST_PARTS - 1)))
         return drawn <= _DRAWN_BYTES and self._weights_bytes + drawn + sums <= _MOST_BYTES
 
     @property
@@ -167,17 +188,29 @@ class KernelShape(NamedTuple):
         one_head = self.softmax is not None and self.softmax.number == 1
         return 3 + (self.rows_across + 4 if self.helped else 0) if one_head else 0
 
+    @property
+    def reading_rows(self) -> int:
+        """How many rows the query and the readings of one head of each layer are."""
+        return self.d + 2 * len(self.layers) * (self.d + 1)
+
     def _of_readings(self, lanes: int) -> int:
-        """Bytes of the readings of one head of each layer, the query and ones, and of sums of them in pieces."""
-        D, layers = self.d + 1, len(self.layers)
-        return 4 * ((lanes + 1) * (2 * layers + 1) * D + (layers * self.pieces * D * D if self.pieces > 1 else 0))
+        """Bytes of these rows, and of sums of them in pieces."""
+        pieces = len(self.layers) * self.pieces * (self.d + 1) ** 2 if self.pieces > 1 else 0
+        return 4 * ((lanes + 1) * self.reading_rows + pieces)
+
+    @property
+    def groups(self) -> int:
+        """Into how many groups of `GROUPED` the columns of a sum over prompts are cut; a thread has one of them."""
+        return -(-(self.d + 1) // GROUPED)
 
     @property
     def pieces(self) -> int:
-        """Into how many sums each sum over prompts is cut, so that each thread has one."""
-        return max(1, min(self.prompts // (self.d + 1) ** 2, 8))
+        """Into how many sums each sum over prompts is cut, so that each thread has a group of one: a power of two."""
+        most = self.prompts // ((self.d + 1) * self.groups)
+        return 8 if most >= 8 else 4 if most >= 4 else 2 if most >= 2 else 1
 
     def shared_bytes(self, parts: int) -> int:
         """What a block takes for readings, for what is drawn ahead, or for sums over tokens of that many threads."""
         ahead = (self.own + 1) * (self.instance_rows + 4 * self.pairs_ahead) if self.helped else 0
-        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.own * (len(SUMS) + 1) * (parts - 1))
+        sums = MOST_SUB_SUMS if self.blocks > 1 else MOST_PARTS - 1 if parts > 1 else 0
+        return max(self._of_readings(self.staged), 4 * ahead, 4 * self.own * len(SUMS) * sums)

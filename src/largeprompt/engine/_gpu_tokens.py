@@ -1,18 +1,20 @@
 """The loop over tokens on a GPU: a thread adds up some of the tokens of one prompt, in its registers.
 
-Token pairs are dealt out to the threads of a prompt, and each takes scores from the largest of its own where that is
-needed: what they add up is brought to one scale at the end.
+Pairs of tokens of a long prompt are dealt out to a number of sums that depends on its length alone. However many
+threads share them, each sum is the same, and so is the order in which they are added up.
 """
 
 import numpy as np
 
-from ._elementary import exp2, scalar, two_normals
+from ._elementary import scalar, two_normals
 from ._lanes import on_lanes
 from ._philox import TOKENS, philox
 from ._target import tuned
-from ._tokens import CENTRE, CHUNK, GG, LOWEST, SUMS, WF, WW, leveller, with_token
+from ._tokens import CENTRE, LOWEST, SUMS, WF, leveller, with_token
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
+MOST_SUB_SUMS = 32
+_FEWEST, _TOKENS = 8, 24  # sub-sums, and tokens of one from which on there are more
 
 
 @on_lanes
@@ -86,53 +88,66 @@ def add_short(L, products, beta, shift, along, across, prompt, step, k0, k1, sum
 
 
 @on_lanes
-def add_long(L, part, parts, both, products, beta, shift, along, across, prompt, step, k0, k1, sums, twins):
-    """The same over the tokens of a part of a long prompt, or of `both`, the part and its twin, `parts` further.
+def sub_sums(L):
+    """Into how many sums the tokens of a long prompt are dealt out: each has six pairs of tokens at least."""
+    tuned()
+    return _FEWEST if L <= _TOKENS * _FEWEST else 2 * _FEWEST if L <= 2 * _TOKENS * _FEWEST else MOST_SUB_SUMS
 
-    Pairs of tokens are dealt out to twice as many parts, and each part is added up by itself: one thread with two of
-    them finds what two threads would. Several pairs are drawn at a time, since none waits for another. Float32 within a
-    few hundred tokens, float64 beyond, as on a processor.
+
+@on_lanes
+def two_sub_sums(L, first, last, apart, stride, products, given, prompt, step, k0, k1):
+    """Two sub-sums of a long prompt: over pairs from `first` on, `stride` apart, before `last`, and `apart` further.
+
+    Two pairs are drawn at a time, since none waits for another.
     """
     tuned()
-    for c in range(WF + 1):
-        sums[c] = 0.0
-        twins[c] = 0.0
-    given, zero = (beta, shift, along, across, leveller(beta, shift)), f32(0)
-    i, pairs, full, stride = part, (L + 1) // 2, L // 2, 2 * parts
-    while i < pairs:
-        found = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
-        twin = found
-        last = min(full, i + CHUNK * stride)
-        if both:
-            while i + parts < last:
-                one = two_tokens(i, prompt, step, k0, k1)
-                other = two_tokens(i + parts, prompt, step, k0, k1)
-                found = _with_pair(products, one, given, found)
-                twin = _with_pair(products, other, given, twin)
-                i += stride
+    zero = f32(0)
+    found = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
+    twin, i, full = found, first, L // 2
+    end = min(full, last)
+    while i + apart < end:
+        one = two_tokens(i, prompt, step, k0, k1)
+        other = two_tokens(i + apart, prompt, step, k0, k1)
+        found = _with_pair(products, one, given, found)
+        twin = _with_pair(products, other, given, twin)
+        i += stride
+    if i < end:
+        found = _with_pair(products, two_tokens(i, prompt, step, k0, k1), given, found)
+        i += apart
+    if i == full and full < last and L % 2 == 1:
+        g, h, _, _ = two_tokens(i, prompt, step, k0, k1)
+        if (i - first) % stride == 0:
+            found, _ = with_token(products, False, (g, h), given, found, (zero, zero, zero))
         else:
-            while i + 3 * stride < last:
-                first = two_tokens(i, prompt, step, k0, k1)
-                second = two_tokens(i + stride, prompt, step, k0, k1)
-                third = two_tokens(i + 2 * stride, prompt, step, k0, k1)
-                fourth = two_tokens(i + 3 * stride, prompt, step, k0, k1)
-                for pair in (first, second, third, fourth):
-                    found = _with_pair(products, pair, given, found)
-                i += 4 * stride
-        while i < last:
-            found = _with_pair(products, two_tokens(i, prompt, step, k0, k1), given, found)
-            i += parts if both else stride
-        if full <= i < pairs:  # the last token of an odd number
-            g, h, _, _ = two_tokens(i, prompt, step, k0, k1)
-            if (i - part) % stride == 0:
-                found, _ = with_token(products, False, (g, h), given, found, (zero, zero, zero))
-            else:
-                twin, _ = with_token(products, False, (g, h), given, twin, (zero, zero, zero))
-        if last == full:
-            i = pairs
-        for c in range(len(SUMS)):
-            sums[c] += f64(found[c])
-            twins[c] += f64(twin[c])
+            twin, _ = with_token(products, False, (g, h), given, twin, (zero, zero, zero))
+    return found, twin
+
+
+@on_lanes
+def one_sub_sum(L, first, last, stride, products, given, prompt, step, k0, k1):
+    """The first of these alone, to the same bits, four pairs at a time."""
+    tuned()
+    zero = f32(0)
+    found = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
+    i, full = first, L // 2
+    end = min(full, last)
+    while i + 3 * stride < end:
+        one = two_tokens(i, prompt, step, k0, k1)
+        two = two_tokens(i + stride, prompt, step, k0, k1)
+        three = two_tokens(i + 2 * stride, prompt, step, k0, k1)
+        four = two_tokens(i + 3 * stride, prompt, step, k0, k1)
+        found = _with_pair(products, one, given, found)
+        found = _with_pair(products, two, given, found)
+        found = _with_pair(products, three, given, found)
+        found = _with_pair(products, four, given, found)
+        i += 4 * stride
+    while i < end:
+        found = _with_pair(products, two_tokens(i, prompt, step, k0, k1), given, found)
+        i += stride
+    if i == full and full < last and L % 2 == 1:
+        g, h, _, _ = two_tokens(i, prompt, step, k0, k1)
+        found, _ = with_token(products, False, (g, h), given, found, (zero, zero, zero))
+    return found
 
 
 @scalar
@@ -143,13 +158,3 @@ def _with_pair(products, pair, given, sums):
     sums, _ = with_token(products, False, (g, h), given, sums, nothing)
     sums, _ = with_token(products, False, (x, y), given, sums, nothing)
     return sums
-
-
-@on_lanes
-def add_scaled(beta, shift, other_shift, other, lane, stride, sums):
-    """Add the sums of a part, `stride` apart from `lane` on, taken from a shift that is at most ours."""
-    tuned()
-    factor = 1.0 if other_shift == shift else f64(exp2(beta * (other_shift - shift)))
-    for i in range(len(SUMS)):
-        power = factor if i < WW else factor * factor if i < GG else 1.0  # the others know of no shift
-        sums[i] += power * other[lane + i * stride]

@@ -1,11 +1,13 @@
-"""The weights of a run on a GPU: where a block keeps them."""
+"""The weights of a run on a GPU and the law of its prompts: where a block keeps them."""
 
 from numba import types
 
+from ._batch import Law
+from ._chain_rule import u
 from ._cuda import cuda  # under this name, by which its simulator finds it
 from ._gpu_shapes import KernelShape, LayerShape
 from ._head_arrays import Weights
-from ._target import PLAIN_PYTHON
+from ._target import PLAIN_PYTHON, member, members
 
 real32, real64 = types.float32, types.float64  # of arrays
 
@@ -79,3 +81,39 @@ def weights_in_memory(layer: LayerShape, shape: KernelShape):
         )
 
     return make
+
+
+def law_of_run(shape: KernelShape):
+    """A function of the GPU that finds the law of a run's prompts, on the chip where the weights are.
+
+    Then the sizes of its arrays are known: how far rows lie apart takes no registers.
+    """
+    d, D, on_chip = shape.d, shape.d + 1, shape.on_chip
+
+    @cuda.jit(device=True)
+    def copy(given, to):
+        rows, columns = to.shape
+        e = member()
+        while e < rows * columns:
+            to[u(e // columns), u(e % columns)] = given[u(e // columns), u(e % columns)]
+            e += members()
+
+    @cuda.jit(device=True)
+    def find(laws, at):
+        numbers = laws.noise[at], laws.plain[at], laws.diagonal[at]
+        if on_chip:
+            B = cuda.shared.array((D, D), real64)
+            Bq = cuda.shared.array((D, d), real64)
+            F = cuda.shared.array((d, d), real32)
+            Fq = cuda.shared.array((d, d), real32)
+            scales = cuda.shared.array(d, real64)
+            copy(laws.B[at], B)
+            copy(laws.Bq[at], Bq)
+            copy(laws.F[at], F)
+            copy(laws.Fq[at], Fq)
+            if member() < d:
+                scales[u(member())] = laws.scales[at, u(member())]
+            return Law(B, Bq, F, Fq, scales, *numbers)
+        return Law(laws.B[at], laws.Bq[at], laws.F[at], laws.Fq[at], laws.scales[at], *numbers)
+
+    return find

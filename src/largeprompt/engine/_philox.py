@@ -7,7 +7,7 @@ threads, on pieces, on an interruption, or on who draws it. Plain scalar functio
 import numpy as np
 
 from ._elementary import scalar
-from ._target import shared, wide_product, xor
+from ._target import shared, wide_product, wrapped_sum, xor
 
 u32, u64 = np.uint32, np.uint64
 
@@ -29,7 +29,7 @@ def philox(c0, c1, c2, c3, k0, k1):
         high, low = wide_product(c0, _FIRST)
         above, below = wide_product(c2, _SECOND)
         c0, c1, c2, c3 = xor(above, c1, k0), below, xor(high, c3, k1), low
-        k0, k1 = u32(k0 + _WEYL[0]), u32(k1 + _WEYL[1])
+        k0, k1 = wrapped_sum(k0, _WEYL[0]), wrapped_sum(k1, _WEYL[1])
     return c0, c1, c2, c3
 
 
@@ -44,7 +44,7 @@ def philox_pairs(c0, c1, c2, c3, k0, k1):
     for _ in range(_ROUNDS - 1):
         first, second = (a & _LOW) * u64(_FIRST), (c & _LOW) * u64(_SECOND)
         a, b, c, d = (second >> u64(32)) ^ b ^ u64(k0), second, (first >> u64(32)) ^ d ^ u64(k1), first
-        k0, k1 = u32(k0 + _WEYL[0]), u32(k1 + _WEYL[1])
+        k0, k1 = wrapped_sum(k0, _WEYL[0]), wrapped_sum(k1, _WEYL[1])
     first, second = (a & _LOW) * u64(_FIRST), (c & _LOW) * u64(_SECOND)
     return second ^ ((b ^ u64(k0)) << u64(32)), first ^ ((d ^ u64(k1)) << u64(32))
 

@@ -108,6 +108,15 @@ def _xor(context, a, b, c):
     return types.uint32(types.uint32, types.uint32, types.uint32), generate
 
 
+def _wrapped_sum(context, a, b):
+    """The sum of two words of 32 bits, less 2^32 where it is as large, without words of 64 bits in between."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.add(*arguments)
+
+    return types.uint32(types.uint32, types.uint32), generate
+
+
 def _tuned(context):
     """Ask for what makes the function that calls this fast.
 
@@ -205,24 +214,58 @@ def _clock(name: str):
     return function
 
 
-def _fresh(kind: Any, real: Any, load: str, register: str):
-    """A number that another block may have just written, read past what a multiprocessor keeps to itself.
+def _place(context, builder, kind, array, index):
+    """The address of an entry of an array."""
+    return builder.ptrtoint(builder.gep(context.make_array(kind)(context, builder, array).data, [index]), _WIDE)
 
-    With side effects, so that no compiler moves it before the wait for those blocks.
-    """
 
-    def function(context, array, index):
-        def generate(context, builder, signature, arguments):
-            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            place = builder.ptrtoint(builder.gep(data, [arguments[1]]), _WIDE)
-            code = ir.InlineAsm(
-                ir.FunctionType(real, [_WIDE]), f"{load} $0, [$1];", f"={register},l,~{{memory}}", side_effect=True
-            )
-            return builder.call(code, [place])
+def _put_marked(context, array, index, x, mark):
+    """Write a float32 and a mark of 32 bits as one word, which another block reads whole."""
 
-        return kind(array, types.intp), generate
+    def generate(context, builder, signature, arguments):
+        array, index, x, mark = arguments
+        high = builder.shl(builder.zext(builder.trunc(mark, _WORD), _WIDE), ir.Constant(_WIDE, 32))
+        word = builder.or_(high, builder.zext(builder.bitcast(x, _WORD), _WIDE))
+        code = ir.InlineAsm(
+            ir.FunctionType(ir.VoidType(), [_WIDE, _WIDE]),
+            "st.relaxed.gpu.global.u64 [$0], $1;",
+            "l,l",
+            side_effect=True,
+        )
+        builder.call(code, [_place(context, builder, signature.args[0], array, index), word])
+        return context.get_dummy_value()
 
-    return function
+    return types.none(array, types.intp, types.float32, types.int64), generate
+
+
+def _fresh(context, array, index):
+    """A word that another block may have just written, read past what a multiprocessor keeps to itself."""
+
+    def generate(context, builder, signature, arguments):
+        code = ir.InlineAsm(
+            ir.FunctionType(_WIDE, [_WIDE]), "ld.relaxed.gpu.global.u64 $0, [$1];", "=l,l", side_effect=True
+        )
+        return builder.call(code, [_place(context, builder, signature.args[0], *arguments)])
+
+    return types.int64(array, types.intp), generate
+
+
+def _number_in(context, word):
+    """The float32 of such a word."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(builder.trunc(arguments[0], _WORD), _REAL)
+
+    return types.float32(types.int64), generate
+
+
+def _mark_in(context, word):
+    """The mark of such a word."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.lshr(arguments[0], ir.Constant(_WIDE, 32))
+
+    return types.int64(types.int64), generate
 
 
 def _together(context):
@@ -260,6 +303,7 @@ as_bits = either(_as_bits, lambda x: np.float32(x).view(np.uint32))
 from_bits = either(_from_bits, lambda bits: np.uint32(bits).view(np.float32))
 wide_product = either(_wide_product, _plain_product)
 xor = either(_xor, lambda a, b, c: a ^ b ^ c)
+wrapped_sum = either(_wrapped_sum, lambda a, b: np.uint32((int(a) + int(b)) & 0xFFFFFFFF))
 product_over_lanes = either(_product_over_lanes, None)
 tuned = either(_tuned, lambda: None)
 lanes = either(_lanes, lambda: 1)
@@ -273,12 +317,9 @@ mate = either(_shared_out(0), lambda own: own)  # which of those that share a la
 mates = either(_shared_out(1), lambda number: number)  # how many they are
 alone = either(_shared_out(False, types.boolean), lambda single: single)  # whether each has one entry at most
 across = either(_shared_out(1), lambda width: width)  # how many of them go along the columns of a matrix
-fresh, fresh_whole = (
-    either(_fresh(*how), lambda array, index: array[index])
-    for how in (
-        (types.float32, _REAL, "ld.relaxed.gpu.global.f32", "f"),
-        (types.int64, _WIDE, "ld.acquire.gpu.global.s64", "l"),
-    )
+# of blocks that run side by side, as simulated ones do not
+put_marked, fresh, number_in, mark_in = (
+    either(function, None) for function in (_put_marked, _fresh, _number_in, _mark_in)
 )
 together = either(_together, lambda: _thread().syncthreads())
 all_agree = either(_all_agree, lambda flag: _thread().syncthreads_and(flag))
