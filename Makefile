@@ -29,7 +29,9 @@ help:
 reproduce: $(VENV)/.run
 	$(BIN)/largeprompt reproduce --out $(OUT)
 
-test: lint types pytest
+# Types are checked on one core; the tests meanwhile have the other.
+test: lint
+	@$(MAKE) --no-print-directory --jobs=2 types pytest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

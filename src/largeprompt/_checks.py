@@ -40,6 +40,8 @@ def array(name: str, x: Any, shape: tuple[Size, ...]) -> Array:
     dtype = float if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32 if x.dtype.itemsize < 4 else None
     if is_traced(x):
         return jnp.asarray(x, dtype)
+    if dtype is not None and not isinstance(x, Array):
+        x = x.astype(dtype)  # by NumPy: JAX would compile a program for it
     with _evaluated():
         return finite(name, jnp.asarray(x, dtype))
 

@@ -13,7 +13,7 @@ from scipy.stats import chi
 
 import largeprompt as lp
 from catalogue import matrix
-from icl_catalogue import TASKS, aligned, attend, excess, limit_excess, mild, simulated, weights, zero_risk
+from icl_catalogue import TASKS, aligned, excess, limit_excess, mild, simulated, weights, zero_risk
 from largeprompt.attention import WeightMoments
 from largeprompt.icl import (
     LinearRegression,
@@ -272,18 +272,6 @@ def test_the_last_outputs_are_the_prediction_on_sampled_prompts():
     U, V = weights(14, KMS, size=0.3, outputs=3)
     whole, last = (risk(SOFTMAX(U, W), KMS, 5, rtol=ANY, method="sampled") for W in (V, V[-1:]))
     np.testing.assert_allclose(whole.value, last.value, rtol=1e-12)
-
-
-def test_many_heads_have_the_risk_of_simulated_prompts():
-    n, L = 60_000, 5
-    one, two = weights(40, KMS), weights(42, KMS)
-    layer = lp.MultiHead([lp.Head(np.eye(3), *one), lp.Head(np.eye(3), *two)])
-    found = risk(layer, KMS, L, rtol=ANY)
-    squares = [
-        np.sum((sum(attend(SOFTMAX, *w, b.tokens, b.queries) for w in (one, two)) - b.targets) ** 2, axis=1) / 2
-        for b in simulated(KMS, L, n)
-    ]
-    assert_mean_is(np.concatenate(squares), found.value, float(found.stderr))
 
 
 @pytest.mark.parametrize("size", [1e3, 1e100])

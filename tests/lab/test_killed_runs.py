@@ -10,7 +10,7 @@ from forks import Forks
 
 from largeprompt import lab
 
-KILLS = 21
+KILLS = 12
 START = {"K": np.eye(3)[:1].tolist(), "Q": np.eye(3)[:1].tolist(), "V": np.eye(3)[2:].tolist(), "O": [[0.5]]}
 SETTINGS = {"L": 4, "d": 2, "attention": "linear", "batch": 8, "start": START, "engine": "reference"}
 

@@ -27,6 +27,7 @@ class PlainQueries(eqx.Module):
 
     nu: AbstractMeasure
 
+    @eqx.filter_jit
     def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
         """Queries and their weights, all 1."""
         z = self.nu._sample(key, n)
@@ -40,6 +41,7 @@ class WiderQueries(eqx.Module):
     R: Float[Array, "D r"]
     widening: Float[Array, " r"]
 
+    @eqx.filter_jit
     def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
         """Queries and their weights, of mean 1."""
         xi = jax.random.normal(key, (n, len(self.widening)), self.m.dtype) * self.widening

@@ -90,10 +90,11 @@ def _refuse_what_is_no_cgf(cgf, zero) -> None:
         raise ValueError(
             f"cgf returns shape {shape} for a vector of dimension {zero.shape[0]}; it must return a scalar"
         )
-    at_zero = cgf(zero)
+    # in one program: a first look at a law should not wait for one per operation
+    at_zero, slope, curvature = jax.jit(lambda at: (cgf(at), jax.grad(cgf)(at), jax.hessian(cgf)(at)))(zero)
     if checks.is_traced(at_zero):
         return
     if not abs(at_zero) < 1e-6:
         raise ValueError(f"cgf(0) is {float(at_zero):g}; the cumulant generating function of a probability is 0 there")
-    checks.finite("the gradient of cgf at 0", jax.grad(cgf)(zero))
-    checks.covariance("the Hessian of cgf at 0", jax.hessian(cgf)(zero))
+    checks.finite("the gradient of cgf at 0", slope)
+    checks.covariance("the Hessian of cgf at 0", curvature)
