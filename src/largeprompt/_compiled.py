@@ -20,13 +20,15 @@ LIMIT = 2**30  # bytes; the programs that were used longest ago go first
 _EVERY = 86_400.0  # seconds between two looks at the size
 
 
-# XLA's options for few optimisations, and what they are by default.
+# XLA's options for few optimisations, and for what runs long. With higher levels, expensive passes and code in many
+# parts, deviations, flows and searches took up to four times as long to compile, and ran at most a sixth faster.
 _QUICK = {
-    "xla_backend_optimization_level": (0, 3),
-    "xla_llvm_disable_expensive_passes": (True, False),
-    "xla_cpu_parallel_codegen_split_count": (1, 32),
+    "xla_backend_optimization_level": (0, 1),
+    "xla_llvm_disable_expensive_passes": (True, True),
+    "xla_cpu_parallel_codegen_split_count": (1, 1),
     "xla_cpu_use_fusion_emitters": (False, True),
 }
+_FUSING = "xla_cpu_use_fusion_emitters"
 _ONLY_BEFORE = {"xla_cpu_use_fusion_emitters": (0, 11)}  # of jaxlib: later versions die of it
 
 
@@ -55,8 +57,12 @@ def _quick_flags() -> str:
     return " ".join(f"--{name}={str(quick).lower()}" for name, (quick, _) in _known_options().items())
 
 
-def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`equinox.filter_jit` for what may run for long: compiled with all optimisations, also where others have few."""
+def optimised_jit(function: Callable[_P, _R], *, fusing: bool = True) -> Callable[_P, _R]:
+    """`equinox.filter_jit` for what may run for long: compiled with more optimisations where others have few.
+
+    `fusing=False` is for what draws random numbers: XLA's newer way to fuse loops takes twice as long over these, and
+    they run no faster.
+    """
     import equinox as eqx
 
     from ._checks import is_traced
@@ -66,7 +72,8 @@ def optimised_jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.cache
     def optimised() -> Callable[_P, _R]:
-        return jit(function, compiler_options={name: usual for name, (_, usual) in _known_options().items()})
+        options = {name: longer for name, (_, longer) in _known_options().items() if fusing or name != _FUSING}
+        return jit(function, compiler_options=options)
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -122,7 +122,7 @@ def test_beside_a_build_for_gpus_nothing_is_compiled_quickly(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "options"), [(_compiled._quick_flags(), [3, False, 32]), ("--xla_cpu_foo=1", None), ("", None)]
+    ("flags", "options"), [(_compiled._quick_flags(), [1, True, 1]), ("--xla_cpu_foo=1", None), ("", None)]
 )
 def test_what_runs_long_is_optimised_where_others_are_compiled_quickly(monkeypatch, flags, options):
     asked = []

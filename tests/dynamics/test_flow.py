@@ -139,6 +139,22 @@ def test_the_stabilised_solver_takes_steps_far_beyond_the_fastest_time_scale():
     assert int(solution.stats["num_steps"]) < 1500  # an ordinary explicit method needs 300,000
 
 
+@pytest.mark.parametrize(("rate", "power"), [(10.0, 3), (1000.0, 5)])
+def test_a_step_whose_stages_overflow_is_tried_again_shorter(rate, power):
+    """At rest errors are rounding and steps grow until they are unstable; a power of the state overflows there."""
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: -rate * y - y**power),
+        Chebyshev(),
+        0.0,
+        2e5 / rate,
+        1e-3 / rate,
+        jnp.array([1e-10, 5e-11]),
+        stepsize_controller=diffrax.PIDController(1e-7, 1e-9),
+        max_steps=1000,
+    )
+    assert float(jnp.asarray(solution.ts)[-1]) == 2e5 / rate
+
+
 def test_a_finite_softmax_flow_from_the_structured_start_ends_at_the_best_layer():
     task = LinearRegression.experiment(identity(3))
     flow = gradient_flow(structured_start(task, 0.3), task, 20, [300.0])

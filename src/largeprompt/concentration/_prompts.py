@@ -6,6 +6,7 @@ $S_1 = \sum_l e^{\langle\theta,y_l\rangle-s}y_l$ and, for slopes, $S_2$ with $y_
 score. Heads of any other kind, and any other layer, read prompts that are held whole.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -208,7 +209,7 @@ def _readings(heads, mu: AbstractMeasure, z: Float[Array, " D"], slopes: bool) -
     return tuple(Reading(head.reading(mu, u), head.reading_slope(mu, u) if slopes else None) for head, u in inputs)
 
 
-@optimised_jit
+@functools.partial(optimised_jit, fusing=False)
 def squares(reader: Reader, mu, draws, fixed, known, keys, L, chunk: int, queries: int, query_in_prompt: bool):
     """The squared differences of each prompt at each of its queries, one array for each square, and their weights.
 

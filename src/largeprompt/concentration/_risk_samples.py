@@ -6,6 +6,7 @@ averages whose means are exactly 0 because $\Lambda$ is known: subtracting this 
 is left is of the order of the mean, $1/L$. It is known for softmax and linear heads.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -105,7 +106,7 @@ class RiskPairs:
         )
 
 
-@optimised_jit
+@functools.partial(optimised_jit, fusing=False)
 def head_differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
     """Of each instance: the difference of the losses and its linear part; the same for the gradients, flattened.
 
@@ -174,7 +175,7 @@ def _read(head, mu, key, z, L, chunk: int, query_in_prompt: bool):
     return (m, H), (here.mean[0] - m, here.slope[0] - H), (linear_m, scale * around)
 
 
-@optimised_jit
+@functools.partial(optimised_jit, fusing=False)
 def layer_differences(layer, task, keys, L, chunk: int, gradient: bool, query_in_prompt: bool):
     """The same for any layer, by asking it, on prompts of `chunk` = L tokens; no linear part is known."""
     parameters, static = eqx.partition(layer, eqx.is_inexact_array)

@@ -70,10 +70,12 @@ class Chebyshev(diffrax.AbstractAdaptiveSolver):
             return ravel_pytree(terms.vf(t0, unravel(flat), args))[0]
 
         taken = _evaluations(field, _start(y, ravel_pytree(f0)[0], direction, warm), y, h)
-        y1, f, f1 = taken.last, taken.f, taken.f1
-        error = 0.8 * (y - y1) + 0.4 * h * (f + f1)
-        # past the last stable step the error estimate must not be believed
-        error = jnp.where(_wanted(h, taken.radius) > _STAGES, jnp.inf, error)
+        f, f1 = taken.f, taken.f1
+        # past the last stable step nothing must be believed, and where stages have overflown, the controller would
+        # divide an infinite error by an infinite size
+        stable = (_wanted(h, taken.radius) <= _STAGES) & jnp.isfinite(taken.last).all()
+        y1 = jnp.where(stable, taken.last, y)
+        error = jnp.where(stable, 0.8 * (y - y1) + 0.4 * h * (f + f1), jnp.inf)
         ks = jax.tree.map(lambda *k: jnp.stack(k), unravel(jnp.asarray(h * f)), unravel(jnp.asarray(h * f1)))
         info = {"y0": y0, "y1": unravel(y1), "k": ks}
         state = (unravel(f1), taken.direction, jnp.asarray(True))

@@ -127,11 +127,13 @@ def gradient_flow(
     _refuse_a_start_too_far(layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     settings = (layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
-    solution = _solve(function, *settings)
+    # a formula takes less time to evaluate than a program for it to be optimised
+    solve = _solve if function.exact else _solve_long
+    solution = solve(function, *settings)
     if _happened(solution, "misled"):
         # from the start again: a flow is that of one function, which it never raises
         function = function.without_control()
-        solution = _solve(function, *settings)
+        solution = solve(function, *settings)
     if int(solution.stats["num_accepted_steps"]) == 0:
         _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
         checks.result("the gradient at the start", norm(gradient))
@@ -171,8 +173,7 @@ def increasing_times(times: Numbers) -> Float[Array, " t"]:
     return recorded
 
 
-@optimised_jit
-def _solve(
+def _solved(
     function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
 ):
     import diffrax
@@ -231,6 +232,9 @@ def _solve(
             throw=False,
             adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
         )
+
+
+_solve, _solve_long = eqx.filter_jit(_solved), optimised_jit(_solved)
 
 
 @contextlib.contextmanager

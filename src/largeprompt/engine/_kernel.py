@@ -8,7 +8,6 @@ import functools
 import hashlib
 from pathlib import Path
 
-import numba
 import numpy as np
 
 from ._batch import WIDE_ROWS, Workspace, columns, draw_instances, errors, instances, rows_of, times_error
@@ -29,6 +28,7 @@ from ._target import product_over_lanes, tuned
 from ._tiles import WIDTH, set_product
 from ._tokens import sums_of_heads
 from ._update import on_matrices, rule_at
+from ._within import outermost
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _LONG = 16  # from this dimension on, vectors run along it where they can
@@ -131,7 +131,7 @@ def source_hash() -> str:
 
 
 def _trainer(sources: str, softmax: bool, linear: bool):
-    @numba.njit(nogil=True, error_model="numpy", cache=True)
+    @outermost()
     def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged, coefficients, moments):
         """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`; changes `moments`, None for SGD."""
         tuned()

@@ -10,7 +10,6 @@ import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 from jaxtyping import Float
 
@@ -22,6 +21,7 @@ from ._lanes import LANES, aligned, carry, fill_normals, on_lanes, row
 from ._philox import TOKENS
 from ._target import tuned
 from ._tokens import LOG2_E
+from ._within import outermost
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
 _BLOCK = 8  # tokens whose normals are drawn before they are used: their number is then a multiple of four
@@ -88,7 +88,7 @@ def _add(normals, k, count, beta, shift, weight, products, n, S):
 
 @functools.cache
 def _compiled(sources: str):
-    @numba.njit(nogil=True, error_model="numpy", cache=True)
+    @outermost()
     def prompts(first, last, start, L, k, n, products, seed, betas, normals, weight, S, sums, beta, shift, out):
         """The sums of the prompts first to last, LANES at a time, and the shifts in the last column."""
         tuned()

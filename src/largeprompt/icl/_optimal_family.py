@@ -1,5 +1,6 @@
 """The best layer of a family with a few parameters, on any task."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +76,7 @@ def optimal_in_family(
     if np.abs(found.jac).max() > 100 * _LEFT:
         warnings.warn(f"the search over the family stopped early: {found.message}", stacklevel=2)
     layer = family(jnp.asarray(best))
-    value, error = pooled(function, layer, draws=size)
+    value, error = pooled(function, layer, draws=size, few=True)
     risk = Estimate(value, error, function.method, function.reason)
     return FamilyOptimum(jnp.asarray(best), jnp.asarray(_error(slopes_at, best)), layer, risk)
 
@@ -91,7 +92,7 @@ def _error(slopes_at: Callable[..., tuple[float, np.ndarray]], best: Float[np.nd
     return np.sqrt(np.diag(inverse @ np.atleast_2d(np.cov(slopes.T)) @ inverse.T) / len(slopes))
 
 
-@optimised_jit
+@functools.partial(optimised_jit, fusing=False)
 def _value_and_slope(function: AbstractRisk, family: Any, theta: Float[Array, " k"]):
     layer, pull = eqx.filter_vjp(family, theta)
     value, gradient = function.value_and_gradient(layer)

@@ -69,6 +69,7 @@ class AbstractRisk(eqx.Module):
     """
 
     reason: eqx.AbstractVar[str]
+    exact: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -159,19 +160,23 @@ PIECE = 2**12  # draws
 
 
 def pooled(
-    function: AbstractRisk, layer: AbstractLayer, average: str = "average", draws: int = PIECE
+    function: AbstractRisk, layer: AbstractLayer, average: str = "average", draws: int = PIECE, *, few: bool = False
 ) -> tuple[Any, Any]:
     """An average of a risk, named by its method, with standard errors.
 
-    From pieces all of one shape: JAX compiles once for all sizes.
+    From pieces all of one shape: JAX compiles once for all sizes. Formulas and averages over `few` draws, asked for
+    once, take less time than a program for them to be optimised.
     """
-    parts = (_average(piece, layer, average) for piece in function.pieces(draws))
+    averaged = _average if function.exact or few else _long_average
+    parts = (averaged(piece, layer, average) for piece in function.pieces(draws))
     return _finished(functools.reduce(_merged, parts))
 
 
-@optimised_jit
-def _average(function: AbstractRisk, layer: AbstractLayer, average: str):
+def _averaged(function: AbstractRisk, layer: AbstractLayer, average: str):
     return getattr(function, average)(layer)
+
+
+_average, _long_average = eqx.filter_jit(_averaged), optimised_jit(_averaged)
 
 
 @eqx.filter_jit
