@@ -57,11 +57,13 @@ def _quick_flags() -> str:
     return " ".join(f"--{name}={str(quick).lower()}" for name, (quick, _) in _known_options().items())
 
 
-def optimised_jit(function: Callable[_P, _R], *, fusing: bool = True) -> Callable[_P, _R]:
+def optimised_jit(
+    function: Callable[_P, _R], *, fusing: bool = True, unless: Callable[..., bool] | None = None
+) -> Callable[_P, _R]:
     """`equinox.filter_jit` for what may run for long: compiled with more optimisations where others have few.
 
     `fusing=False` is for what draws random numbers: XLA's newer way to fuse loops takes twice as long over these, and
-    they run no faster.
+    they run no faster. `unless` says of which arguments the function takes less time than its program to be optimised.
     """
     import equinox as eqx
 
@@ -79,9 +81,10 @@ def optimised_jit(function: Callable[_P, _R], *, fusing: bool = True) -> Callabl
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         import jax
 
-        quickly = _quick_flags() in os.environ.get("XLA_FLAGS", "")  # also of a process that started this one
+        others_have_few = _quick_flags() in os.environ.get("XLA_FLAGS", "")  # also of a process that started this one
+        wanted = others_have_few and not (unless is not None and unless(*args, **kwargs))
         # JAX takes options of a whole program only, not of a part that is traced into another
-        whole = quickly and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
+        whole = wanted and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
         return (optimised() if whole else as_others)(*args, **kwargs)
 
     return call

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from largeprompt._display import AbstractTable, dataset, named_arrays, time_axes
 from largeprompt._typing import Numbers
 from largeprompt.attention import AbstractLayer, Lengths
 from largeprompt.icl import AbstractRisk, AbstractTask, norm, risk_function
+from largeprompt.icl._risk._abstract import is_formula
 
 from ._conserved import conserved_quantities
 
@@ -127,13 +129,11 @@ def gradient_flow(
     _refuse_a_start_too_far(layer)
     rtol, atol = float(checks.number("rtol", rtol, at_least=1e-14)), float(checks.number("atol", atol, at_least=1e-14))
     settings = (layer, record, rtol, atol, solver, dense, checks.count("max_steps", max_steps))
-    # a formula takes less time to evaluate than a program for it to be optimised
-    solve = _solve if function.exact else _solve_long
-    solution = solve(function, *settings)
+    solution = _solve(function, *settings)
     if _happened(solution, "misled"):
         # from the start again: a flow is that of one function, which it never raises
         function = function.without_control()
-        solution = solve(function, *settings)
+        solution = _solve(function, *settings)
     if int(solution.stats["num_accepted_steps"]) == 0:
         _, gradient = eqx.filter_jit(function.value_and_gradient)(layer)
         checks.result("the gradient at the start", norm(gradient))
@@ -173,7 +173,8 @@ def increasing_times(times: Numbers) -> Float[Array, " t"]:
     return recorded
 
 
-def _solved(
+@functools.partial(optimised_jit, unless=is_formula)
+def _solve(
     function: AbstractRisk, layer: AbstractLayer, times, rtol, atol, solver: Solver, dense: bool, max_steps: int
 ):
     import diffrax
@@ -232,9 +233,6 @@ def _solved(
             throw=False,
             adjoint=diffrax.ForwardMode(),  # what is recorded is never differentiated backwards
         )
-
-
-_solve, _solve_long = eqx.filter_jit(_solved), optimised_jit(_solved)
 
 
 @contextlib.contextmanager

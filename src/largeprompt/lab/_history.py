@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from largeprompt._precision import cached
 from largeprompt.attention import AbstractLayer
 from largeprompt.dynamics import Layers, State
 from largeprompt.icl import AbstractRisk, risk_function
+from largeprompt.icl._risk._abstract import is_formula
 
 from ._run import Record, Run
 from ._weights import Matrices, circuits, matrices
@@ -174,8 +176,7 @@ def _evaluated(function: AbstractRisk, stack: AbstractLayer, n: int, together: t
     size = 1 if function.streamed else next((size for size in together if size >= n), together[-1])
     found = []
     for first in range(0, n, size):
-        evaluate = _values_and_errors if function.exact else _long_values_and_errors
-        value, error = evaluate(function, _part(stack, np.minimum(np.arange(first, first + size), n - 1)))
+        value, error = _values_and_errors(function, _part(stack, np.minimum(np.arange(first, first + size), n - 1)))
         found.append(np.stack([np.broadcast_to(np.asarray(one, float), size) for one in (value, error)]))
     return np.concatenate(found, axis=1)[:, :n]
 
@@ -184,11 +185,9 @@ def _part(stack: AbstractLayer, taken: np.ndarray) -> AbstractLayer:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[taken]) if eqx.is_array(leaf) else leaf, stack)
 
 
-def _evaluate(function: AbstractRisk, layers: AbstractLayer) -> Any:
+@functools.partial(optimised_jit, unless=is_formula)
+def _values_and_errors(function: AbstractRisk, layers: AbstractLayer) -> Any:
     return eqx.filter_vmap(lambda layer: function.value_and_error(layer))(layers)
-
-
-_values_and_errors, _long_values_and_errors = eqx.filter_jit(_evaluate), optimised_jit(_evaluate)
 
 
 def _setting(run: Run) -> Run:

@@ -164,19 +164,21 @@ def pooled(
 ) -> tuple[Any, Any]:
     """An average of a risk, named by its method, with standard errors.
 
-    From pieces all of one shape: JAX compiles once for all sizes. Formulas and averages over `few` draws, asked for
-    once, take less time than a program for them to be optimised.
+    From pieces all of one shape: JAX compiles once for all sizes. An average over `few` draws, asked for once, is
+    compiled quickly, as formulas are.
     """
-    averaged = _average if function.exact or few else _long_average
-    parts = (averaged(piece, layer, average) for piece in function.pieces(draws))
+    parts = (_average(piece, layer, average, few) for piece in function.pieces(draws))
     return _finished(functools.reduce(_merged, parts))
 
 
-def _averaged(function: AbstractRisk, layer: AbstractLayer, average: str):
+def is_formula(function: AbstractRisk, *_: Any) -> bool:
+    """Whether a risk is a formula: evaluating it takes less time than optimising a program for it."""
+    return function.exact
+
+
+@functools.partial(optimised_jit, unless=lambda function, layer, average, few: few or is_formula(function))
+def _average(function: AbstractRisk, layer: AbstractLayer, average: str, few: bool):
     return getattr(function, average)(layer)
-
-
-_average, _long_average = eqx.filter_jit(_averaged), optimised_jit(_averaged)
 
 
 @eqx.filter_jit

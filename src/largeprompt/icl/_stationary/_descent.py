@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 
 from largeprompt._compiled import optimised_jit
 
+from .._risk._abstract import is_formula
 from .._risk._closed_form import ClosedForm
 from .._risk._heads import OverHeads
 from .._risk._heads_closed_form import HeadsInClosedForm, of_predicting_zero
@@ -136,11 +137,11 @@ def derivatives(function: Risk, x: Vector) -> tuple[float, Vector, Float[np.ndar
     if isinstance(function, OverHeads):
         found = differences(function, x, order=2)
         return float(found.values.mean()), found.gradients.mean(axis=0), found.hessians.mean(axis=0)
-    compiled = _derivatives if function.exact else _long_derivatives
-    value, gradient, hessian = compiled(function, x)
+    value, gradient, hessian = _compiled_derivatives(function, x)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
+@functools.partial(optimised_jit, unless=is_formula)
 def _compiled_derivatives(function: Risk, x):
     def gradient_first(x):
         value, gradient = jax.value_and_grad(lambda x: replicates(function, x).mean())(x)
@@ -148,9 +149,6 @@ def _compiled_derivatives(function: Risk, x):
 
     hessian, (value, gradient) = jax.jacfwd(gradient_first, has_aux=True)(x)
     return value, gradient, hessian
-
-
-_derivatives, _long_derivatives = eqx.filter_jit(_compiled_derivatives), optimised_jit(_compiled_derivatives)
 
 
 @eqx.filter_jit
