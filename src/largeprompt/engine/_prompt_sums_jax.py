@@ -65,6 +65,7 @@ _AS_ARRAYS: dict[str, Any] = {
     "from_bits": lambda bits: jax.lax.bitcast_convert_type(bits, f32),
     "wide_product": lambda a, b: _halves(jnp.asarray(a, jnp.uint64) * jnp.asarray(b, jnp.uint64)),
     "xor": lambda a, b, c: a ^ b ^ c,
+    "wrapped_sum": lambda a, b: jnp.asarray(a, u32) + u32(b),
     "has_instructions": lambda: False,
     "math": jnp,
     "np": jnp,
