@@ -26,6 +26,8 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # which has the
     COMPILE_FAST += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *COMPILE_FAST]).strip()
 
+os.environ.setdefault("NUMBA_OPT", "1")  # as for commands
+
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402

@@ -109,6 +109,16 @@ def quickly(**environment):
     return flags
 
 
+@pytest.mark.parametrize(("given", "level"), [(None, "1"), ("3", "3")])
+def test_the_engine_has_the_first_level_of_optimisation_unless_another_is_asked_for(monkeypatch, given, level):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.delenv("NUMBA_OPT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("NUMBA_OPT", given)
+    _compiled.compile_quickly()
+    assert os.environ["NUMBA_OPT"] == level
+
+
 def test_compiling_quickly_adds_to_the_flags_of_the_compiler_once():
     assert quickly() == _compiled._quick_flags()
     other = "--xla_force_host_platform_device_count=1"
