@@ -36,7 +36,7 @@ def compile_quickly() -> None:
     """Compile with few optimisations from here on; to be called before JAX has computed anything.
 
     Programs compile in a fifth of the time; with JAX 0.11 and later less is gained. What is known to run for long is
-    optimised all the same; a program of your own may run up to four times as long. The loops of the engine, by Numba,
+    optimised more; a program of your own may run up to four times as long. The loops of the engine, by Numba,
     have LLVM's first level (`NUMBA_OPT`), with which they are as fast and the same bits. The command line calls this.
     Nothing changes where `XLA_FLAGS` has one of these options, or beside JAX's build for GPUs, which would heed them.
     """
@@ -60,7 +60,7 @@ def _quick_flags() -> str:
 
 
 def optimised_jit(
-    function: Callable[_P, _R], *, fusing: bool = True, unless: Callable[..., bool] | None = None
+    function: Callable[_P, _R], *, fusing: bool = True, unless: Callable[..., bool] = lambda *_, **__: False
 ) -> Callable[_P, _R]:
     """`equinox.filter_jit` for what may run for long: compiled with more optimisations where others have few.
 
@@ -84,7 +84,7 @@ def optimised_jit(
         import jax
 
         others_have_few = _quick_flags() in os.environ.get("XLA_FLAGS", "")  # also of a process that started this one
-        wanted = others_have_few and not (unless is not None and unless(*args, **kwargs))
+        wanted = others_have_few and not unless(*args, **kwargs)
         # JAX takes options of a whole program only, not of a part that is traced into another
         whole = wanted and not any(map(is_traced, jax.tree.leaves((args, kwargs))))
         return (optimised() if whole else as_others)(*args, **kwargs)

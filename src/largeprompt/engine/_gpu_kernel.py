@@ -229,11 +229,7 @@ def train(shape: KernelShape) -> Any:
         last = began + int((deadline[0] - nanoseconds()) * speed)
         step, stop, mark = integers[u(run), u(STEP)], integers[u(run), u(STOP)], integers[u(run), u(MARK)]
         due = marks[u(run), u(mark)] if mark < marks.shape[1] else -1
-        entry = (
-            mate % D,
-            mate // D % groups,
-            mate // (D * groups),
-        )  # of the sums over prompts, what this thread computes
+        entry = mate % D, mate // D % groups, mate // (D * groups)  # what this thread computes of the sums over prompts
         # a block that comes too late leaves; the first does a step at least, and so do all where runs have several
         going = spread or cuda.blockIdx.x == 0 or all_agree(began < last)
         meetings = 0
