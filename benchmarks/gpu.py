@@ -19,6 +19,7 @@ import math
 import tempfile
 import time
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -168,16 +169,16 @@ def protocol(seeds: int, steps: int, seconds_an_operation_token: float) -> dict:
     taken = time.perf_counter() - began
     limit = sum(run.L * run.batch * run.steps for run in some) * seconds_an_operation_token
     ends = [str(end) for data in results for end in data.verdict.values]
+    verdicts = {end: ends.count(end) for end in dict.fromkeys(ends)}
     found = {"seconds": taken, "settings": made, "first launch": marks[0][0], "limit": limit, "runs": len(some)}
-    found["verdicts"] = {end: ends.count(end) for end in dict.fromkeys(ends)}
     print(f"{len(some)} pairs of {steps} steps: {taken:.1f} s in all, first launch done after {marks[0][0]:.1f} s")
-    print(f"arithmetic of the tokens alone: {limit:.1f} s; {found['verdicts']}")
-    return found
+    print(f"arithmetic of the tokens alone: {limit:.1f} s; {verdicts}")
+    return {**found, "verdicts": verdicts}
 
 
 def by_length(processors: int, seconds_an_operation_token: float) -> list[dict]:
     """Microseconds a step."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for L, copies in [(L, copies) for L in (10, 100, 1000) for copies in (1, processors)]:
         # one run has one multiprocessor
         limit = L * 128 * seconds_an_operation_token * processors * 1e6

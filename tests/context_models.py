@@ -26,7 +26,7 @@ def llama(positions: int = 2048) -> Any:
 def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
     """Words and marks are tokens."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     found: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", additional_special_tokens=["<user>", "<end>", "<model>"]
     )

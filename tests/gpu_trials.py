@@ -41,7 +41,8 @@ class Trial(NamedTuple):
 
 def training(L: int | float, task: LinearRegression = KMS, **options: Any) -> Training:
     """A small one; a simulated thread costs milliseconds."""
-    return Training(task, L, **{"batch": 3, "rate": 0.02, "seed": 3} | options)
+    usual: dict[str, Any] = {"batch": 3, "rate": 0.02, "seed": 3}
+    return Training(task, L, **usual | options)
 
 
 def one_head(outputs: int, with_O: bool = True) -> Layers:

@@ -213,6 +213,7 @@ def test_a_table_has_a_line_for_each_row_and_the_same_cells_as_html(name):
     assert names.split()[0] == along
     assert [float(row.split()[0]) for row in rows] == [float(f"{x:.4g}") for x in data[along].values]
     html = result._repr_html_()
+    assert html is not None
     assert html.count("<tr>") == 1 + len(rows)
     assert re.findall(r"<td>(.*?)</td>", html) == [cell for row in rows for cell in row.split()]
 
@@ -252,13 +253,13 @@ def test_a_plot_draws_the_numbers_on_new_or_given_axes(name):
     ax = result.plot()
     lines = len(ax.lines)
     drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in ax.lines])
-    for value in np.ravel(result.mean_square if hasattr(result, "mean_square") else result.risk):
+    for value in np.ravel(getattr(result, "mean_square" if hasattr(result, "mean_square") else "risk")):
         assert np.any(np.isclose(drawn, value))
     assert result.plot(ax) is ax
     assert len(ax.lines) == 2 * lines
     assert ax.get_xlabel()
     assert ax.get_ylabel()
-    plt.close(ax.figure)
+    plt.close(ax.figure)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_every_public_result_prints_itself():

@@ -159,7 +159,7 @@ def test_what_type_checkers_see_of_the_package_is_what_is_imported_on_first_use(
     assert sorted(names) == sorted(largeprompt.__all__)
     assert set(names) < set(dir(largeprompt))
     with pytest.raises(AttributeError, match="has no attribute 'gaussian'"):
-        largeprompt.gaussian  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+        largeprompt.gaussian  # noqa: B018  # pyrefly: ignore[missing-attribute]
 
 
 def test_the_package_and_the_command_line_import_nothing_slow():

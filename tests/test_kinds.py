@@ -364,8 +364,8 @@ def test_nonlinearity_and_particles_are_those_of_the_output(name):
     np.testing.assert_allclose(own, other, atol=1e-10)
     if not isinstance(layer, lp.Head | Turned):  # whose twins have another V
         layer, twin = (eqx.tree_at(lambda one: one.V, one, jnp.eye(D)) for one in (layer, twin))
-        ends = [lp.particles([one], MU, KEY, 20)[-1].points for one in (layer, twin)]
-        np.testing.assert_allclose(*ends, atol=1e-12)
+        own, other = (lp.particles([one], MU, KEY, 20)[-1].points for one in (layer, twin))
+        np.testing.assert_allclose(own, other, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.* tokens stand in for a law known by its sampler")

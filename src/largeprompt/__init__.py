@@ -58,7 +58,7 @@ _NAMES = {
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = [*_LAYERS, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_LAYERS, *_HOME]
 
 
 if not TYPE_CHECKING:  # else every misspelt name would pass for one of these

@@ -126,7 +126,7 @@ def count(name: str, n: Any, *, at_least: int = 1) -> int:
     if isinstance(n, float | np.floating) and float(n).is_integer():
         n = int(n)
     try:
-        whole = operator.index(n)  # pyright: ignore[reportArgumentType]
+        whole = operator.index(n)
     except TypeError:
         whole = None
     if whole is None or isinstance(n, bool):

@@ -113,8 +113,8 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import jax
 
-    if jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        return Path(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
+    if own := jax.config.jax_compilation_cache_dir:  # pyrefly: ignore[missing-attribute]
+        return Path(own)
     base = cache_folder() if folder is None else Path(folder)
     if base is None:
         return None

@@ -19,7 +19,7 @@ def use_float64() -> None:
 
 def is_float64() -> bool:
     """Whether JAX computes in float64."""
-    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(jax.config.jax_enable_x64)  # pyrefly: ignore[missing-attribute]
 
 
 def cached(maxsize: int) -> Callable[[Function], Function]:
@@ -34,6 +34,6 @@ def cached(maxsize: int) -> Callable[[Function], Function]:
         def call(*arguments: Any) -> Any:
             return at(is_float64(), *arguments)
 
-        return call  # pyright: ignore[reportReturnType]
+        return call  # pyrefly: ignore[bad-return]
 
     return decorator

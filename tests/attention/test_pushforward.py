@@ -80,4 +80,4 @@ def test_depth_refuses_a_layer_that_changes_the_dimension():
 @pytest.mark.usefixtures("as_a_stranger")
 def test_only_gaussians_have_a_closed_pushforward():
     with pytest.raises(ValueError, match="mu is of type Cube; only Gaussians"):
-        lp.pushforward(LAYERS["softmax"], lp.Cube(np.ones(D)))  # pyright: ignore[reportArgumentType]
+        lp.pushforward(LAYERS["softmax"], lp.Cube(np.ones(D)))

@@ -13,7 +13,7 @@ from largeprompt.icl import risk
 from largeprompt.paper.experiment import Computation
 
 QUICK = ("--L", "inf", "--d", "2", "--steps", "30", "--points", "4", "--rate", "0.01", "--attention", "linear")
-RUN = lab.Run(L="inf", d=2, steps=30, rate=0.01, attention="linear", record=lab.Record(points=4))  # pyright: ignore
+RUN = lab.Run(L="inf", d=2, steps=30, rate=0.01, attention="linear", record=lab.Record(points=4))  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.fixture(autouse=True)

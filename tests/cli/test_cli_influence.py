@@ -58,7 +58,7 @@ def test_scores_files_and_settings_agree(command, model, asked):
 
     ids = torch.tensor([[WORDS.index(word) for word in whole.split()]])
     with quiet(), torch.no_grad():
-        log_p = transformers.LlamaForCausalLM.from_pretrained(model)(ids).logits[0].log_softmax(-1)  # pyright: ignore
+        log_p = transformers.LlamaForCausalLM.from_pretrained(model)(ids).logits[0].log_softmax(-1)
     total = sum(float(log_p[i - 1, ids[0, i]]) for i in (-2, -1))
     assert settings["log_probability"] == pytest.approx(total, rel=1e-4)
 

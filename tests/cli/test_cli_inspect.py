@@ -23,10 +23,10 @@ def save_tokenizer(folder, special):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if special:
         ends = [("[CLS]", 1), ("[SEP]", 2)]
-        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)  # pyright: ignore
+        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drawn_tables import drawn_table, save, small_network
 from model_prompts import strict
-from tables import drawn_table, save, small_network
 
 NAMES = ("ash", "elm", "</script><b>oak")
 

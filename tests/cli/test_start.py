@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tm
 
     file = tmp_path / "file"
     file.touch()
-    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    before = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         monkeypatch.setenv("LARGEPROMPT_CACHE", str(file))

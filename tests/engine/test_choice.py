@@ -157,7 +157,7 @@ def test_an_unknown_device_is_refused(device, as_a_stranger):
 
 def test_an_unknown_engine_is_refused(as_a_stranger):
     with pytest.raises(ValueError, match=r"engine is 'torch'; it must be one of 'auto', 'fused', 'reference'"):
-        engine.trainer_for(Training(KMS, 5), (SOFTMAX,), engine="torch")  # pyright: ignore[reportArgumentType]
+        engine.trainer_for(Training(KMS, 5), (SOFTMAX,), engine="torch")  # pyrefly: ignore[bad-argument-type]
 
 
 def test_layers_that_do_not_read_the_tasks_tokens_are_refused():

@@ -1,5 +1,7 @@
 """Momentum and Adam in the fused engine: the rule on its own gradients, the law of the reference, runs in pieces."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ OPTIMISERS = [Momentum(0.8), Adam(0.7, 0.9, 1e-3)]
 
 
 def training(task: LinearRegression, optimiser: AbstractOptimiser, rate: float = 0.003, **options) -> Training:
-    return Training(task, 9, rate=rate, optimiser=optimiser, **{"batch": 70, "loss_factor": 2.0} | options)
+    usual: dict[str, Any] = {"batch": 70, "loss_factor": 2.0}
+    return Training(task, 9, rate=rate, optimiser=optimiser, **usual | options)
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)

@@ -8,6 +8,7 @@ pairs of five covariates alone. They need neither xdist nor the settings of the 
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,7 +71,8 @@ def long(L: int | float, seed: int = 7) -> Training:
 
 
 def small(seed: int = 0, L: int | float = 6, **options) -> Training:
-    return Training(KMS, L, seed=seed, **{"batch": 8, "rate": 0.02} | options)
+    usual: dict[str, Any] = {"batch": 8, "rate": 0.02}
+    return Training(KMS, L, seed=seed, **usual | options)
 
 
 def run(training: Training, layers: Layers, stop: int) -> GpuRun:

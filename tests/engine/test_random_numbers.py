@@ -18,7 +18,7 @@ WORD = 2**32
 u32 = np.uint32
 
 
-def philox_of_whole_numbers(counter: tuple[int, ...], key: tuple[int, int], rounds: int) -> tuple[int, ...]:
+def philox_of_whole_numbers(counter: tuple[int, ...], key: tuple[int, ...], rounds: int) -> tuple[int, ...]:
     """Philox4x32 from the paper's Section 3, with Python's integers."""
     a, b, c, d = counter
     for r in range(rounds):

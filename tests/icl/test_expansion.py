@@ -87,7 +87,7 @@ def test_on_a_sphere_isotropic_softmax_predicts_a_multiple_of_the_label_and_has_
     task = RegressionOn(lp.Sphere(rho, d), noise)
     layer = lp.SoftmaxAttention(*aligned(kappa / rho**2 * np.eye(d), r, LinearRegression(np.eye(d))))
     one = task.draw(jax.random.key(3))
-    image = np.asarray(one.measure.A)  # type: ignore[attr-defined]  # (x, η) → (x, y)
+    image = np.asarray(one.measure.A)  # pyrefly: ignore[missing-attribute]  # (x, η) → (x, y)
     factor = r * ive(1, kappa) / ive(0, kappa)
     np.testing.assert_allclose(layer(one.measure, one.query)[0], factor * image[2, :2] @ one.query[:2], rtol=1e-12)
     found, expected = risk_rate(layer, task), sphere_rate(d, kappa, r, rho**2, noise)

@@ -199,7 +199,7 @@ def test_knowing_the_tasks_helps_on_them_and_hurts_on_fresh_ones():
         (lambda: asymptotic_risks(1.0, 0.0, 1.0), "kappa is 0"),
         (lambda: asymptotic_risks(math.inf, 1.0, 1.0), "alpha is inf"),
         (lambda: asymptotic_risks(1.0, 1.0, 1.0, ridge=-1.0), "ridge is -1"),
-        (lambda: pretraining_risk(REGRESSION, 5, 10), "type LinearRegression"),  # pyright: ignore[reportArgumentType]
+        (lambda: pretraining_risk(REGRESSION, 5, 10), "type LinearRegression"),  # pyrefly: ignore[bad-argument-type]
         (lambda: pretraining_risk(TASKS, 5, 0), "n is 0"),
         (lambda: ridge_pretrained(TASKS, 5, 2**28), "n is 268435456"),
         (lambda: discrete_risk(TASKS, 5, on=LinearRegression(np.eye(2))), "on has 2 covariates"),

@@ -118,4 +118,4 @@ def test_what_is_known_for_softmax_and_linear_attention_refuses_other_kinds_by_n
     with pytest.raises(ValueError, match=rf"the layer is of type {kind.__name__}; it must be one head of softmax"):
         same_prompt_gap(layer, linear, TASK, 5)
     with pytest.raises(ValueError, match="kind is 'sigmoid'; it must be 'softmax' or 'linear'"):
-        stationary_points(TASK, 5, "sigmoid")  # pyright: ignore[reportArgumentType]
+        stationary_points(TASK, 5, "sigmoid")  # pyrefly: ignore[bad-argument-type]

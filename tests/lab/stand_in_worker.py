@@ -7,9 +7,11 @@ of a seed from 100 on waits after a hundred steps for the file `gate`. One of se
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import stand_in
 from largeprompt import engine
+from largeprompt.dynamics import Layers, Training
 
 TROUBLE = Path(os.environ["TROUBLE"])
 
@@ -31,7 +33,7 @@ class Troubled(stand_in.StandIn):
         return super()._advance(state, stop)
 
 
-def trainer_for(training, layers, engine):
+def trainer_for(training: Training, layers: Layers, *_: Any, **__: Any) -> Troubled:
     return Troubled(training, layers)
 
 

@@ -247,7 +247,7 @@ def test_a_sweep_that_is_stopped_keeps_checkpoints_and_goes_on_from_them(cluster
     runs, stop = runs_of(103, 104, 105, 106, 107), threading.Event()
 
     class Stopping(lab.Progress):
-        at_work = frozenset()
+        at_work: frozenset[str] | set[str] = frozenset()
 
         def step(self, name, done, note=""):
             if sum(step_of(store, run.key) >= 100 for run in runs) == 3:
@@ -363,7 +363,8 @@ def test_a_run_whose_workers_die_is_tried_again_as_long_as_it_gets_on(store):
 
 def test_longer_runs_are_a_larger_part_of_the_work_of_a_sweep():
     (run,) = runs_of(1)
-    for more in ({"steps": 2 * run.steps}, {"batch": 2 * run.batch}):
+    longer: tuple[dict[str, Any], ...] = ({"steps": 2 * run.steps}, {"batch": 2 * run.batch})
+    for more in longer:
         assert _cluster._work(dataclasses.replace(run, **more)) == 2 * _cluster._work(run)
     of_length = {L: _cluster._work(dataclasses.replace(run, attention="softmax", L=L)) for L in (10, 1000, math.inf)}
     assert of_length[1000] > 40 * of_length[10] > 40 * of_length[math.inf] / 4

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import threading
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ def test_the_members_of_a_pair_have_their_own_risks_and_optima(store):
 def test_another_task_may_be_tested(store):
     lab.train(PAIR, store)
     found = lab.trained(store, PAIR.key)
-    cases = {"noise": 0.5, "query_sigma": "diagonal:4,1"}
+    cases: dict[str, Any] = {"noise": 0.5, "query_sigma": "diagonal:4,1"}
     for name, value in cases.items():
         data = lab.risks_by_length(found, "inf", **{name: value})
         task = dataclasses.replace(PAIR, **{name: value}).task()

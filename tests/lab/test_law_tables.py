@@ -1,6 +1,7 @@
 """Laws of tokens, layers and tasks as tables of settings, and one line for whatever is wrong with one."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ POINT = {"kind": "gaussian", "mean": [1.0, 2.0], "cov": [[0.0, 0.0], [0.0, 0.0]]
 DISC = {"kind": "sphere", "radius": 2.0, "dim": 2}
 
 
-LAWS = [
+LAWS: list[tuple[dict[str, Any], Any]] = [
     ({"kind": "gaussian", "dim": 3}, Gaussian(jnp.zeros(3), jnp.eye(3))),
     ({"kind": "gaussian", "cov": "kms:0.5", "dim": 3}, Gaussian(jnp.zeros(3), kms(3, 0.5))),
     ({"kind": "gaussian", "cov": "diagonal:1,4", "mean": [1, -1]}, Gaussian([1.0, -1.0], [[1.0, 0.0], [0.0, 4.0]])),

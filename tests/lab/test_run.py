@@ -1,6 +1,7 @@
 """A run is data: its settings in Python and TOML, their hash, and what is wrong with them in one line."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from largeprompt.lab._weights import matrices
 from refusals import assert_refused
 
 pytestmark = pytest.mark.usefixtures("as_a_stranger")
-SMALL = {"d": 2, "engine": "reference"}
+SMALL: dict[str, Any] = {"d": 2, "engine": "reference"}
 
 
 def test_without_settings_a_run_is_the_paper_s():

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from largeprompt import lab
 from refusals import assert_refused
 
-SMALL = {"L": 4, "d": 2, "batch": 6, "rate": 1e-2, "steps": 40, "engine": "reference"}
+SMALL: dict[str, Any] = {"L": 4, "d": 2, "batch": 6, "rate": 1e-2, "steps": 40, "engine": "reference"}
 RECORD = lab.Record(what=("parameters",), points=4, draws=64)
 
 
 def run(optimiser: str, **settings) -> lab.Run:
-    return lab.Run(**{**SMALL, "attention": "linear", "record": RECORD, "optimiser": optimiser, **settings})
+    return lab.Run(**SMALL | {"attention": "linear", "record": RECORD, "optimiser": optimiser} | settings)
 
 
 def test_plain_descent_is_no_part_of_a_key_and_others_are():

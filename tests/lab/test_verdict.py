@@ -12,8 +12,8 @@ STICK = lab.Yardstick(optimum=0.08, zero=0.55, spurious=0.1, long_enough=50.0)
 STEPS = np.unique(np.concatenate([[0], np.geomspace(1, 500_000, 100).round()]))
 
 
-def ended(risk, stderr=0.0, steps=STEPS, **options):
-    return lab.verdict(steps, risk, stderr, STICK, **{"time": 500.0, **options})
+def ended(risk, stderr=0.0, steps=STEPS, time=500.0, **options):
+    return lab.verdict(steps, risk, stderr, STICK, time=time, **options)
 
 
 def falling_to(level, pace):
@@ -128,8 +128,8 @@ def test_a_small_spurious_minimum_is_told_from_the_optimum_unless_scatter_hides_
 def test_without_a_known_optimum_nothing_has_converged_short_of_what_no_layer_can_beat():
     heads = lab.Yardstick(math.nan, 0.55, 0.12, 100.0, floor=0.0526, attainable=0.0808)
 
-    def rests_at(level, **options):
-        return lab.verdict(STEPS, level + 0.4 * np.exp(-STEPS / 20_000), 1e-4, heads, **{"time": 500.0, **options})
+    def rests_at(level, time=500.0, **options):
+        return lab.verdict(STEPS, level + 0.4 * np.exp(-STEPS / 20_000), 1e-4, heads, time=time, **options)
 
     assert rests_at(0.134) == "trapped"
     assert rests_at(0.0808) == "settled"

@@ -132,7 +132,8 @@ def test_the_reported_error_of_a_sampled_law_is_the_spread_over_stand_ins():
         mu = lp.FromSampler(truth.sample, 2, key, size=4000).tilt(theta)
         return mu.mean(), mu.mean_error()
 
-    means, errors = map(np.asarray, mean_and_error(jax.random.split(jax.random.key(3), 400)))
+    found = mean_and_error(jax.random.split(jax.random.key(3), 400))
+    means, errors = (np.asarray(each) for each in found)
     spread, reported = np.cov(means.T), errors.mean(axis=0)
     np.testing.assert_allclose(np.diag(spread), np.diag(reported), rtol=5 * np.sqrt(2 / 400))
 

@@ -287,7 +287,7 @@ def test_rotated_queries_are_those_of_other_positions():
         return apply_rotary_pos_emb(x, x, *model.model.rotary_emb(x, torch.arange(first, first + 5)[None]))[0]
 
     def moved(x: torch.Tensor, by: int) -> torch.Tensor:
-        return rotate(x[:, :, None], torch.tensor([by]))[:, :, 0]  # pyright: ignore[reportOptionalCall]
+        return rotate(x[:, :, None], torch.tensor([by]))[:, :, 0]
 
     assert torch.allclose(moved(at(raw, 7), 0), at(raw, 7), atol=1e-6)
     assert torch.allclose(moved(at(raw, 7), 30), at(raw, 37), atol=1e-5)

@@ -150,9 +150,9 @@ def test_outputs_that_are_wrong_are_refused(change, message):
         (lambda p: influence(p, along=4), "along is 4, but only ratios of weights matter to this prompt"),
         (lambda p: influence(p, batch=0), "batch is 0; it must be at least 1"),
         (lambda p: left_out(p, [40]), "must be whole numbers from 0 to 39"),
-        (lambda p: left_out(p, [1.5]), r"groups are \[1.5\]; they must be whole numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda p: left_out(p, [1.5]), r"groups are \[1.5\]; they must be whole numbers"),  # pyrefly: ignore[bad-argument-type]
         (lambda p: influence(p).top(3, output=7), "output is 7; it must be from 0 to"),
-        (lambda p: influence(object()), "prompt.groups is None; it must be a whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda p: influence(object()), "prompt.groups is None; it must be a whole number"),  # pyrefly: ignore[bad-argument-type]
         (lambda p: influence(p).named(["one"]), "there are 1 names of groups for 40 groups"),
     ],
 )

@@ -10,7 +10,7 @@ from largeprompt.models.compression._ragged import Ragged, RaggedTokens, _in_par
 COUNTS, R, K, V = [3, 7, 1], 2, 5, 4
 
 
-def stored(b: int, seed: int = 0) -> tuple[RaggedTokens, list[tuple[torch.Tensor, ...]]]:
+def stored(b: int, seed: int = 0) -> tuple[RaggedTokens, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
     """Tokens of three heads, and by head the keys (b, m, k), values and log-weights that they are made of."""
     torch.manual_seed(seed)
     parts = [(torch.randn(b, m, K), torch.randn(b, m, V), torch.randn(b, m)) for m in COUNTS]

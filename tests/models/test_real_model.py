@@ -46,6 +46,7 @@ def test_its_outputs_come_back_from_its_measures_and_nothing_changes(model, reac
     assert torch.equal(before, during)
     assert len(calls) == 12
     for call in calls[::4]:
+        assert call.outputs is not None
         for h in range(8):
             _, outputs = naive(call, h)
             scale = np.abs(call.outputs[h]).max()

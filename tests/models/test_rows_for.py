@@ -93,8 +93,8 @@ def test_the_scores_of_a_learning_curve_are_those_of_subsets():
         (lambda p: learning_curve(p, loss, rows=[1, 2, 3]), "rows are [1, 2, 3]; give at least four"),
         (lambda p: learning_curve(p, loss, rows=[1, 2, 3, 65]), "different numbers from 1 to 64"),
         (lambda p: learning_curve(p, lambda x: float("nan")), "is nan; it must be a finite number"),
-        (lambda p: learning_curve(p, lambda x: x), "it must be a finite number"),  # pyright: ignore[reportArgumentType]
-        (lambda p: learning_curve(p, loss, rows=[1.5, 2, 3, 4]), "they must be whole numbers"),  # pyright: ignore[reportArgumentType]
+        (lambda p: learning_curve(p, lambda x: x), "it must be a finite number"),  # pyrefly: ignore[bad-argument-type]
+        (lambda p: learning_curve(p, loss, rows=[1.5, 2, 3, 4]), "they must be whole numbers"),  # pyrefly: ignore[bad-argument-type]
         (lambda p: learning_curve(p, loss, bounds=(1, 0)), "the first must be below the second"),
         (lambda p: learning_curve(p, loss, repeats=1), "repeats is 1; it must be at least 2"),
         (lambda p: learning_curve(p, loss, level=2.0), "level is 2.0; it must lie between 0 and 1"),

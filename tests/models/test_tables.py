@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
+from drawn_tables import drawn_table, save, small_network
 from largeprompt.models.tables import TablePrompt, TabPFN, log_odds, members_of
 from largeprompt.models.tables._checkpoint import FILE, PACKAGE, checkpoint
 from largeprompt.models.tables._columns import Columns, arranged
 from largeprompt.models.tables._power import best_exponent, transformed
-from tables import drawn_table, save, small_network
 
 # The numbers below were printed by tabpfn 0.1.11 with the checkpoint of pfns 0.3.0 (torch 2.13.0, scikit-learn 1.9.1)
 # for `drawn_table`: what its network was given for the first three rows to predict, by member, and probabilities.

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.special import expit
 
+from drawn_tables import drawn_table, small_network
 from largeprompt.models import TabPFNClassifier
 from largeprompt.models.tables import read_table, study_rows
-from tables import drawn_table, small_network
 
 NAMES = np.array(["ash", "elm", "oak"])
 

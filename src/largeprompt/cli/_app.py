@@ -81,7 +81,7 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], 
             found = {name: values.pop(name) for name in options}
             command(given={name: value for name, value in found.items() if value is not None}, **values)
 
-        call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+        call.__signature__ = inspect.Signature(parameters)  # pyrefly: ignore[missing-attribute]
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return call
 

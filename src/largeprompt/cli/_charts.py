@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -45,12 +46,12 @@ def _concentration(curve: xr.Dataset) -> Iterator[Series]:
         """Roots of the positive numbers among the values, which a logarithmic axis can show."""
         return np.where((values > 0) & np.isfinite(values) & where, np.maximum(values, 0) ** root, np.nan)
 
-    def line(label: str, values: np.ndarray, *style: str, **more: np.ndarray | str) -> Series:
+    def line(label: str, values: np.ndarray, *style: Any, **more: Any) -> Series:
         """A curve; of one length, a line about it."""
         if len(L) > 1:
-            return Series(label, L, values, *style, **more)  # pyright: ignore
+            return Series(label, L, values, *style, **more)
         both = {name: value if isinstance(value, str) else np.repeat(value, 2) for name, value in more.items()}
-        return Series(label, L * np.array([0.8, 1.25]), np.repeat(values, 2), *style, **both)  # pyright: ignore
+        return Series(label, L * np.array([0.8, 1.25]), np.repeat(values, 2), *style, **both)
 
     names = ("measured", "low", "high", "q05", "q50", "q95", "predicted")
     measured, low, high, q05, q50, q95, predicted = (curve[name].values for name in names)

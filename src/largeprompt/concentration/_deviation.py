@@ -97,11 +97,11 @@ class _Given(TypedDict, total=False):
 
 
 @overload
-def deviation(
+def deviation(  # pyrefly: ignore[inconsistent-overload]
     layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: str, key: PRNGKeyArray, **_: Unpack[_Given]
 ) -> Deviation: ...
 @overload
-def deviation(
+def deviation(  # pyrefly: ignore[inconsistent-overload]
     layer: AbstractLayer, mu: Tokens, nu: Queries, Ls: object, quantity: Several, key: PRNGKeyArray, **_: Unpack[_Given]
 ) -> dict[str, Deviation]: ...
 def deviation(

@@ -22,5 +22,5 @@ def _import_arrays() -> None:
         del module.row_stack
 
 
-if not (hasattr(np, "row_stack") or config.ENABLE_CUDASIM):  # pyright: ignore[reportAttributeAccessIssue]
+if not (hasattr(np, "row_stack") or config.ENABLE_CUDASIM):  # pyrefly: ignore[missing-attribute]
     _import_arrays()

@@ -56,7 +56,8 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 # The arrays of `Weights` for many runs, which come first in each.
-_Room = namedtuple("_Room", [name for name, kind in Weights.__annotations__.items() if kind is np.ndarray])
+_ARRAYS = [name for name, kind in Weights.__annotations__.items() if kind is np.ndarray]
+_Room = namedtuple("_Room", _ARRAYS)  # pyrefly: ignore[bad-class-definition]
 
 
 class GpuRun(NamedTuple):

@@ -16,7 +16,7 @@ from numba.core import config
 from numba.extending import intrinsic
 
 LANES = 64  # prompts whose numbers lie side by side on a processor
-PLAIN_PYTHON = bool(config.DISABLE_JIT)  # pyright: ignore[reportAttributeAccessIssue]
+PLAIN_PYTHON = bool(config.DISABLE_JIT)  # pyrefly: ignore[missing-attribute]
 _WORD, _WIDE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
 WARP = 4 if PLAIN_PYTHON else 32  # threads of a GPU that go together; simulated ones are costly
 

@@ -169,7 +169,7 @@ def _least_squares(F: Float[np.ndarray, "n p"], y: Float[np.ndarray, " n"], ridg
     """The minimiser of mean (Fa − y)² + ridge ‖a‖², of the least norm where there are many."""
     n, p = F.shape
     if ridge == 0:
-        return scipy.linalg.lstsq(F, y, lapack_driver="gelsy")[0]  # pyright: ignore[reportOptionalSubscript]
+        return scipy.linalg.lstsq(F, y, lapack_driver="gelsy")[0]  # pyrefly: ignore[bad-return]
     if n < p:
         return F.T @ np.linalg.solve(F @ F.T + n * ridge * np.eye(n), y)
     return np.linalg.solve(F.T @ F + n * ridge * np.eye(p), F.T @ y)
@@ -197,7 +197,7 @@ def _effective_ridge(degrees, rank: float, n: float, ridge: float) -> float:
         low -= 5.0
     while excess(high) < 0:
         high += 5.0
-    return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)))  # pyright: ignore[reportArgumentType]
+    return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)))  # pyrefly: ignore[bad-argument-type]
 
 
 def _positive(name: str, x: float) -> float:

@@ -71,7 +71,7 @@ def limit_scale(task: LinearRegression, reading: Float[Array, "d d"]) -> tuple[f
         method="bounded",
         options={"xatol": 1e-12 * end},
     )
-    scale = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+    scale = float(found.x)
     return scale, jnp.asarray(np.exp(_log_constant(scale, reading, task)))
 
 

@@ -115,7 +115,7 @@ def forms_at(task: LinearRegression, L: int | float, *, line: bool, final: bool)
     if line:
         nodes = radial_nodes(task)
         n = nodes.x.shape[-1] // task.d
-        weights = nodes.weights[:, :n] / n  # pyright: ignore[reportOptionalSubscript]
+        weights = nodes.weights[:, :n] / n  # pyrefly: ignore[unsupported-operation]
         kept = np.flatnonzero(np.asarray(weights[0] > 1e-14 * weights.max()))
         x, weights = nodes.x[:, :, kept], weights[:, kept]
     else:

@@ -94,7 +94,7 @@ def spectrum(Sigma: Float[Array, "d d"], Omega: Float[Array, "d d"]) -> Spectrum
     # small singular values keep their digits: columns scaled by both scales, pivots that order the rows of R alike, and
     # a product whose rows are then scaled as those of R
     scale = np.linalg.norm(second.F, axis=1)
-    Q, R, order = scipy.linalg.qr(first.F.T * scale, pivoting=True)  # pyright: ignore[reportAssignmentType]
+    Q, R, order = scipy.linalg.qr(first.F.T * scale, pivoting=True)
     rest = (second.F / np.where(scale > 0, scale, 1)[:, None])[order]
     (decompose,) = scipy.linalg.get_lapack_funcs(("gejsv",), (R,))
     scaled, right, left, work, _, failed = decompose((R @ rest).T, joba=_SMALL_IS_EXACT)

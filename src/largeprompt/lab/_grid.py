@@ -25,8 +25,8 @@ def runs_from(settings: Mapping[str, Any]) -> tuple[Run, ...]:
     runs = []
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
-        both = {} if seeds[0] is None else dict.fromkeys(SEEDS, seeds[0])
-        first = Run(**{**both, **chosen, "record": record})
+        both: dict[str, Any] = {} if seeds[0] is None else dict.fromkeys(SEEDS, seeds[0])
+        first = Run(**both | chosen, record=record)
         free = [name for name in SEEDS if name not in chosen]
         runs += [first, *(twin(first, **dict.fromkeys(free, seed)) for seed in seeds[1:])]
     return tuple(dict.fromkeys(runs))

@@ -280,7 +280,7 @@ def record_from(settings: Any) -> Record:
 def _validated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run in their own types, the dimension filled in."""
     table = Table("", settings)
-    found = {
+    found: dict[str, Any] = {
         **settings,
         "L": length_from(settings["L"]),
         "attention": table.choice("attention", [*known_kinds(), "pair"]),

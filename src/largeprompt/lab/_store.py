@@ -28,8 +28,11 @@ _FEW = 1000  # up to so many runs are looked up one by one, more of them in one 
 class Kept(Protocol):
     """What a store keeps results of, such as a `Run`: its settings as one JSON text, and the SHA-256 of that text."""
 
-    canonical: Any  # of type str: a class may compute it as a cached property
-    key: Any
+    @property
+    def canonical(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
 
 
 class Status(NamedTuple):

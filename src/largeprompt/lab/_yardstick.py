@@ -151,7 +151,7 @@ def _narrow_softmax_risk(task: LinearRegression, L: int | float, width: int) -> 
         return still - (ahead - behind) ** 2 / (8 * curvature) if curvature > 0 else still
 
     options = {"bounds": (-0.7, 0.7), "method": "bounded", "options": {"xatol": 0.02}}
-    return float(minimize_scalar(least, **options).fun)  # pyright: ignore[reportAttributeAccessIssue]
+    return float(minimize_scalar(least, **options).fun)
 
 
 def _long_enough(task: LinearRegression) -> float:

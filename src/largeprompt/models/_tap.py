@@ -215,9 +215,9 @@ def _functional(recorder: _Recorder) -> Iterator[None]:
         read: list[torch.Tensor] = []  # by linear maps, and what they gave
         gave: list[torch.Tensor] = []
 
-        def linear(*parts):
-            read.append(parts[0])
-            gave.append(_linear(*parts))
+        def linear(x: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+            read.append(x)
+            gave.append(_linear(x, *more, **named))
             return gave[-1]
 
         # The weights come from a path of its own. The usual path then shows queries, keys, values and masks; what its
@@ -225,7 +225,7 @@ def _functional(recorder: _Recorder) -> Iterator[None]:
         recorder.inside, functional.linear = True, linear
         try:
             result = _multi_head(*arguments, need_weights=True, **options)
-            recorder.inside, functional.linear = False, lambda *_: gave.pop(0)
+            recorder.inside, functional.linear = False, lambda *_, **__: gave.pop(0)
             functional.scaled_dot_product_attention = functools.partial(_by_dot_product, recorder, outputs=read[-1])
             with torch.no_grad():
                 _multi_head(*arguments, need_weights=False, **options)

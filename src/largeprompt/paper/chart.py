@@ -107,7 +107,8 @@ class Chart:
 def level(label: str, value: float, x: Any, **style: Any) -> Series:
     """A horizontal line from the first to the last of x."""
     ends = np.asarray([np.min(x), np.max(x)], float)
-    return Series(label, ends, np.full(2, float(value)), **{"role": "theory", "width": 1.0, **style})
+    shown: dict[str, Any] = {"role": "theory", "width": 1.0, **style}
+    return Series(label, ends, np.full(2, float(value)), **shown)
 
 
 def sequence(n: int) -> tuple[str, ...]:

@@ -178,4 +178,4 @@ def _series(ax: Axes, series: Series) -> None:
         return
     ax.plot(series.x, series.y, **style)
     if limits:
-        ax.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)  # pyright: ignore
+        ax.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)  # pyrefly: ignore[bad-argument-type]

@@ -257,7 +257,7 @@ class Job:
 
             def so_far(datasets: Mapping[str, xr.Dataset], finished: bool = False) -> Reproduction:
                 spent = before + time.time() - began if worked else before
-                account = {**kept, **self._account(plan, began), "finished": finished, "seconds": spent}
+                account: dict[str, Any] = {**kept, **self._account(plan, began), "finished": finished, "seconds": spent}
                 drawn = {key: self._stamped(key, datasets) for key in account["figures"] if key in datasets}
                 return Reproduction(self.out, plain(account), plain(self.ledger(datasets)), drawn)
 

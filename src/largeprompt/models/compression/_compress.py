@@ -106,7 +106,7 @@ def compress(
         raise ValueError(f"budget is {budget} and tolerance {tolerance}; exactly one must be given")
     whole = isinstance(budget, int | float) and budget >= 1
     try:
-        goal = Goal(tokens=budget) if whole else Goal(keep=budget, tolerance=tolerance)  # pyright: ignore[reportArgumentType]
+        goal = Goal(tokens=budget) if whole else Goal(keep=budget, tolerance=tolerance)  # pyrefly: ignore[bad-argument-type]
     except ValueError as error:
         raise ValueError(re.sub("^(tokens|keep) is", "budget is", str(error))) from None
     found = []

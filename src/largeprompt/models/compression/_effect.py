@@ -154,7 +154,7 @@ def compression_effect(
     model.eval()
     try:
         with torch.no_grad(), progress.task(_TASK, 4) as advance:
-            cache = CompressedCache(model, **goal, queries=queries, fit=fit)  # pyright: ignore[reportArgumentType]
+            cache = CompressedCache(model, **goal, queries=queries, fit=fit)
             _check_causal(model, ids)
             full_losses = _losses(_logits(model, ids[:, :-1], ids.shape[1] - length - 1), ids)
             advance(1, "reading the prompt")

@@ -14,8 +14,8 @@ from ._future import replayed, segment_of
 from ._rotation import rotation_of
 
 try:
-    from kvpress import BasePress  # pyright: ignore[reportMissingImports]
-    from kvpress.utils import (  # pyright: ignore[reportMissingImports]
+    from kvpress import BasePress
+    from kvpress.utils import (
         compute_n_kept,
         get_prerope_query_states,
     )

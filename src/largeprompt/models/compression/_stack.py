@@ -20,7 +20,8 @@ class Stack:
         self.numbers, self.layers = list(layers), list(layers.values())
         self.batch = self.layers[0].keys.shape[0]
         self._roots = roots if len(layers) == 1 else roots.repeat_interleave(self.batch, dim=0)
-        self._rotate, self._length, self._future = rotate, length, None
+        self._rotate, self._length = rotate, length
+        self._future: Future | None = None
 
     def problem(self) -> Layer:
         """Prompts (layers · b, G, L) and the law of their queries; of both, the law is kept for the next time."""

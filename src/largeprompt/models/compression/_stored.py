@@ -101,7 +101,7 @@ class StoredLayer(CacheLayerMixin):
             self.values[:, :, self._read : self._read + n] = values
             self._read += n
             keys, values = self.keys[:, :, : self._read], self.values[:, :, : self._read]
-        keys.stored_layer = self  # pyright: ignore[reportAttributeAccessIssue]
+        keys.stored_layer = self  # pyrefly: ignore[missing-attribute]
         return keys, values
 
     def _grow(self, size: int) -> None:

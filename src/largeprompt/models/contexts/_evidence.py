@@ -139,7 +139,7 @@ class _Problem:
         kernels = self._kernels()
         parts = [np.exp(each) * kernel for each, kernel in zip(logs, kernels, strict=False)]
         factor = cho_factor(sum(parts) + kernels[3], lower=True)
-        return factor, cho_solve(factor, self._left)
+        return factor, cho_solve(factor, self._left)  # pyrefly: ignore[bad-return]
 
     def validated(self, logs: np.ndarray, folds: int = 10) -> float:
         """The rank correlation of values with what the coefficients from other values predict, variances as found."""

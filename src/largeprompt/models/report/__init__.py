@@ -57,7 +57,7 @@ def write_report(inspection: Inspection, out: Path, title: str = "") -> Path:
 
 def rows(inspection: Inspection) -> list[dict[str, Any]]:
     """All numbers of each head that there is, with its layer, the name of its call and its regime."""
-    table = inspection.data.to_dataframe().reset_index().to_dict(orient="records")
+    table: Any = inspection.data.to_dataframe().reset_index().to_dict(orient="records")
     return [{**row, "regime": label(row)} for row in table if not math.isnan(row["seen"])]
 
 

@@ -48,7 +48,7 @@ def weighted(log_weights: Tensor) -> Iterator[None]:
     calls = _Calls(log_weights, *before)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole layer, which shows no attention
-    functional.scaled_dot_product_attention = calls.dot_product
+    functional.scaled_dot_product_attention = calls.dot_product  # pyrefly: ignore[bad-assignment]
     functional.multi_head_attention_forward = calls.multi_head
     try:
         with calls:

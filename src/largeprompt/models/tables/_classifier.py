@@ -57,7 +57,7 @@ class TabPFNClassifier:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # pyright: ignore[reportMissingImports]
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
             estimator_type="classifier",

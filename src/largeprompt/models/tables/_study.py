@@ -149,7 +149,7 @@ def study_rows(
     likely = list(enumerate(np.searchsorted(known, probabilities.argmax(axis=1))))
     prompt = classifier.weighted_prompt(values, of="log-odds", chosen=likely)
     options: Any = {"seed": seed, "batch": classifier.batch(prompt), "progress": progress}
-    bars = error_bars(prompt, level=level, method=method, draws=draws, **options)  # pyright: ignore[reportArgumentType]
+    bars = error_bars(prompt, level=level, method=method, draws=draws, **options)  # pyrefly: ignore[bad-argument-type]
     carried = influence(prompt, batch=options["batch"], progress=progress)
 
     def loss(outputs: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -131,7 +131,7 @@ class FinalRisk(Experiment):
                     risk = here.risk.values[at, seed]
                     series.append(Series(f"{member}, {end}", L[at], risk, colour=hue, line=False, mark=sign))
             at, seed = np.nonzero(np.isfinite(here.risk.values))
-            shown = {"role": "seed", "colour": hue, "line": False, "mark": ".", "in_legend": False}
+            shown: dict[str, Any] = {"role": "seed", "colour": hue, "line": False, "mark": ".", "in_legend": False}
             series.append(Series(f"{member}, each seed", L[at], here.risk.values[at, seed], **shown))
             best = data[f"{member}_optimum_curve"].values
             series.append(Series(f"best {member} attention", length, best, "theory", hue))
@@ -139,7 +139,8 @@ class FinalRisk(Experiment):
                 found = data[f"{member}_{what}_curve"].values
                 known = np.isfinite(found)
                 if known.any():
-                    style = {"colour": hue, "dash": "dot", "mark": "_", "width": 1.1 if what == "trap" else 0.6}
+                    width = 1.1 if what == "trap" else 0.6
+                    style: dict[str, Any] = {"colour": hue, "dash": "dot", "mark": "_", "width": width}
                     label = f"lowest spurious {member} {name}"
                     series.append(Series(label, length[known], found[known], "theory", **style))
         series.append(Series("Bayes (ridge regression)", length, data.Bayes_curve.values, "theory", GREEN, dash="dash"))

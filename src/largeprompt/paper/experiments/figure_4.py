@@ -144,8 +144,8 @@ def _panel(data: xr.Dataset) -> Panel:
         followed = [seed for seed in here.seed.values if np.isfinite(here.flow.sel(seed=seed).values).any()]
         whose = "" if len(followed) == here.sizes["seed"] else f" of seed {', '.join(map(str, followed))}"
         for seed in followed:
-            flow, style = here.flow.sel(seed=seed).values, {"colour": hue, "dash": "dash", "width": 1.0}
-            series.append(Series(f"{member}, population flow{whose}", steps, flow, "theory", **style))
+            flow, label = here.flow.sel(seed=seed).values, f"{member}, population flow{whose}"
+            series.append(Series(label, steps, flow, "theory", hue, dash="dash", width=1.0))
         series.append(level(f"best {member} attention", float(here.optimum), steps, colour=hue, dash="dot"))
     series.append(level("Bayes (ridge regression)", float(data.Bayes), steps, colour=GREEN, dash="dash"))
     return Panel(f"L = {int(data.L)}", "step", "risk  ½E(ŷ−y)²", tuple(series))

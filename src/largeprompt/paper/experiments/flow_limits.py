@@ -112,7 +112,7 @@ class Descents(Computation):
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         lengths = (*self.lengths, *((math.inf,) if self.infinite else ()))
-        starts = (("structured", 0),) if self.parameters == "UV" else ()
+        starts: tuple[tuple[str, int], ...] = (("structured", 0),) if self.parameters == "UV" else ()
         starts += tuple(("default", seed) for seed in range(self.seeds))
         names = [(covariance, L, *start) for covariance in self.covariances for L in lengths for start in starts]
         rows = [self._flow(*name) for name in names]

@@ -180,7 +180,7 @@ def _a_second_head_removes_spurious_minima(data: xr.Dataset) -> Finding:
         missed = np.arange(data.starts) >= reached
         share, error = mean_of_counts(missed.astype(float), 0.1, 1.0)
         label = f"{_heads(H)}: share of {data.starts} starts not at the optimum"
-        checks.append(Check(label, share, relation, 0.1, error))  # pyright: ignore[reportArgumentType]
+        checks.append(Check(label, share, relation, 0.1, error))
     one, two = (_of(data, 1, H) for H in (1, 2))
     excess = float(one.excess.values[-1])
     return Finding(

@@ -1,5 +1,6 @@
 """The page on a context: the text with what each of its parts does to the answer, in one file that needs no network."""
 
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from largeprompt.paper.page import embedded, environment
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 def page(attribution: "Attribution", title: str, facts: dict[str, str]) -> str:
     """The whole page as HTML."""
     filled = environment(__name__, html=True)
-    filled.filters |= {"one": lambda unit: unit.removesuffix("s")}
+    filled.filters |= {"one": methodcaller("removesuffix", "s")}
     largest = float(abs(attribution.scores).max())
     return filled.get_template("context.html.jinja").render(
         title=title,
