@@ -11,6 +11,7 @@ from model_prompts import TEXT
 def command(monkeypatch, capsys, tmp_path):
     """The command line without a process of its own, which takes seconds to start: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("largeprompt.cli._view._FIRST", 3600.0)  # on a slow machine too, no lines of progress
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["largeprompt", *arguments])
