@@ -136,7 +136,7 @@ def smoothing(betas: tuple[float, ...], log_L: float) -> Smoothing:
     return _smoothing(betas, _longest_log(log_L))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=256)  # single β's are asked for too, and must not push out those of a table
 def _smoothing(betas: tuple[float, ...], log_longest: float) -> Smoothing:
     steps, averages = zip(*(_smooth(beta, log_longest) for beta in betas), strict=True)
     start = np.cumsum([0] + [rows.shape[1] for rows in averages[:-1]])
