@@ -16,6 +16,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ._weight_integrals import _STEP, _TAIL, _averages, _longest_log, _steps
 
@@ -40,7 +41,7 @@ class TokenIntegrals(NamedTuple):
     start: float
     mean_log: float  # E log Σω
     G: np.ndarray
-    rest: np.ndarray  # 1 − G
+    rest: np.ndarray  # 1 − G, which is 1 beyond the grid
     one: np.ndarray  # G′P₁
     two: np.ndarray  # G′P₂
     difference: np.ndarray  # G′P₁₂
@@ -71,29 +72,25 @@ def token_integrals(beta: float, lengths: np.ndarray, shares: np.ndarray) -> Tok
 
 def query_integrals(tokens: TokenIntegrals, lam: np.ndarray) -> QueryIntegrals:
     """At the β of the tokens, for each λ."""
-    n, centre = len(tokens.G), np.round(-(lam + tokens.start) / _STEP)
-    index = centre.astype(int)[:, None] + np.arange(-_LEFT, _RIGHT)
-    t = _STEP * index + (lam + tokens.start)[:, None]
-    inside, at = (index >= 0) & (index < n), np.clip(index, 0, n - 1)
-    kappa0 = np.exp(-np.exp(t))
-    kappa1 = kappa0 * np.exp(t)
+    n, width = len(tokens.G), _LEFT + _RIGHT
+    first = np.round(-(lam + tokens.start) / _STEP).astype(int) - _LEFT  # of the window of each λ
+    exponential = np.exp(_STEP * (first[:, None] + np.arange(width)) + (lam + tokens.start)[:, None])
+    kappa0 = np.exp(-exponential)
+    kappa1 = kappa0 * exponential
 
-    def near(kappa, values):
-        return _STEP * np.einsum("ij,ij->i", kappa, np.where(inside, values[at], 0))
+    def near(kappa, *values, beyond=0.0):
+        padded = np.zeros((len(values), n + 2 * width))
+        padded[:, width : width + n], padded[:, width + n :] = values, beyond
+        windows = sliding_window_view(padded, width, axis=1)[:, np.clip(first, -width, n) + width]
+        return _STEP * np.einsum("ij,fij->fi", kappa, windows)
 
-    def below(values):
+    def below(*values):
         """With κ₀, which is 1 below the window."""
-        before = np.concatenate([[0], np.cumsum(values)])[np.clip(index[:, 0], 0, n)]
-        return _STEP * before + near(kappa0, values)
+        before = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)[:, np.clip(first, 0, n)]
+        return _STEP * before + near(kappa0, *values)
 
-    # each to its own accuracy: beyond the grid G is 1 below and 0 above
-    C = np.where(
-        lam > tokens.mean_log, 1 - near(kappa1, tokens.rest) - _above(kappa1, index, n), near(kappa1, tokens.G)
-    )
-    found = near(kappa1, tokens.one), below(tokens.two), below(tokens.difference), below(tokens.square)
-    return QueryIntegrals(C, *found, near(kappa1, tokens.difference))
-
-
-def _above(kappa1: np.ndarray, index: np.ndarray, n: int) -> np.ndarray:
-    """The part of ∫κ₁ beyond the upper end of the grid, where 1 − G is 1."""
-    return _STEP * np.where(index >= n, kappa1, 0).sum(axis=1)
+    G, spread, X = near(kappa1, tokens.G, tokens.one, tokens.difference)
+    (rest,) = near(kappa1, tokens.rest, beyond=1.0)
+    # each to its own accuracy
+    C = np.where(lam > tokens.mean_log, 1 - rest, G)
+    return QueryIntegrals(C, spread, *below(tokens.two, tokens.difference, tokens.square), X)
