@@ -74,12 +74,16 @@ def query_integrals(tokens: TokenIntegrals, lam: np.ndarray) -> QueryIntegrals:
     n, centre = len(tokens.G), np.round(-(lam + tokens.start) / _STEP)
     index = centre.astype(int)[:, None] + np.arange(-_LEFT, _RIGHT)
     t = _STEP * index + (lam + tokens.start)[:, None]
-    inside, at = (index >= 0) & (index < n), np.clip(index, 0, n - 1)
-    kappa0 = np.exp(-np.exp(t))
-    kappa1 = kappa0 * np.exp(t)
+    exponential = np.exp(t)
+    kappa0 = np.exp(-exponential)
+    kappa1 = kappa0 * exponential
+    width = index.shape[1]
+    first = np.clip(index[:, 0], -width, n) + width
 
     def near(kappa, values):
-        return _STEP * np.einsum("ij,ij->i", kappa, np.where(inside, values[at], 0))
+        """Over the window, beyond the grid 0."""
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(values, width), width)
+        return _STEP * np.einsum("ij,ij->i", kappa, windows[first])
 
     def below(values):
         """With κ₀, which is 1 below the window."""

@@ -133,7 +133,9 @@ def _averages(beta: float, tau: np.ndarray, step: float, log_longest: float) -> 
 
 def smoothing(betas: tuple[float, ...], log_L: float) -> Smoothing:
     """The averages over one score at each β, fine and wide enough for every prompt length up to e^{log L}."""
-    return _smoothing(betas, _longest_log(log_L))
+    # those of one β take little time, and would leave no room for those of a table
+    made = _smoothing if len(betas) > 1 else _smoothing.__wrapped__
+    return made(betas, _longest_log(log_L))
 
 
 @functools.lru_cache(maxsize=4)
