@@ -101,7 +101,7 @@ def test_a_pair_of_opposite_heads_is_exact_and_a_flow_keeps_it():
     np.testing.assert_allclose(found.value, best.risk.value, rtol=1e-12)
     assert risk_gradient(best.attention, TASK, 5, rtol=1e9).norm() < 1e-5
     start = jax.tree.map(lambda leaf: 0.5 * leaf, best.attention)
-    flow = gradient_flow(start, TASK, 5, [0.0, 1.0, 300.0])
+    flow = gradient_flow(start, TASK, 5, [0.0, 1.0, 300.0], rtol=1e-4)  # its end is a minimum
     one, other = flow.last.heads
     np.testing.assert_allclose(one.merged().U, -other.merged().U, atol=1e-12)
     np.testing.assert_allclose(one.V, -other.V, atol=1e-12)

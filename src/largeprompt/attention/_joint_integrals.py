@@ -27,6 +27,7 @@ from ._weight_integrals import integrate, smoothing
 Grid = Float[np.ndarray, " n"]
 _LARGEST = 6.0  # of τ + s: e^{-e^6} is nothing
 _FINEST = 200  # points of the inner average per step of τ', beyond which it is taken point by point
+_PARTS = 8  # of that step, for the same reason
 
 
 class Accuracy(NamedTuple):
@@ -39,13 +40,14 @@ class Accuracy(NamedTuple):
     def tail(self) -> float:
         return self.digits * math.log(10)
 
-    def normal(self, width: float, top: int) -> tuple[Grid, Grid]:
-        """Nodes and weights for a standard normal g, of a function of `width` times g that may grow like e^{top x}."""
-        reach = math.sqrt(2 * self.tail)
-        return self.scaled_normal(min(0.8, self.step / 0.6, self.step / max(width, 1e-300)), reach, top * min(width, 1))
+    def widest_step(self, width: float) -> float:
+        """Between nodes for a standard normal g, of a function of `width` times g."""
+        return min(0.8, self.step / 0.6, self.step / max(width, 1e-300))
 
-    def scaled_normal(self, step: float, reach: float, more: float) -> tuple[Grid, Grid]:
-        g = step * np.arange(-math.ceil(reach / step), math.ceil((reach + more) / step) + 1)
+    def normal(self, width: float, top: int, step: float | None = None) -> tuple[Grid, Grid]:
+        """Nodes and weights for a standard normal g, of a function of `width` times g that may grow like e^{top x}."""
+        step, reach = self.widest_step(width) if step is None else step, math.sqrt(2 * self.tail)
+        g = step * np.arange(-math.ceil(reach / step), math.ceil((reach + top * min(width, 1)) / step) + 1)
         return g, np.exp(-(g**2) / 2) * (step / math.sqrt(2 * math.pi))
 
 
@@ -86,15 +88,18 @@ def joint_integrals(
     log_phi = np.where(gap < 0.5, np.log1p(-np.minimum(gap, 0.5)), np.log(np.maximum(F[0] @ second[1], 1e-300)))
     token, pair = (step * step2 * part for part in _generating(L, log_phi))
 
-    def P(j: int, k: int) -> np.ndarray:
-        return F[j] @ second[k + 1]
+    P11, P20, P02 = F[1] @ second[2], F[2] @ second[1], F[0] @ second[3]
+    # sums of token·P_jk in the order that takes the fewest products of matrices
+    weighted = [token @ second[k + 1].T for k in (1, 2, 3)]
 
-    P11, P20, P02, P22, P21, P12 = P(1, 1), P(2, 0), P(0, 2), P(2, 2), P(2, 1), P(1, 2)
-    Q = float(np.sum(token * P11))
-    uu = float(np.sum(token * (P(3, 1) - 2 * P21) + pair * P20 * P11))
-    vv = float(np.sum(token * (P(1, 3) - 2 * P12) + pair * P02 * P11))
-    vu = Q + float(np.sum(token * (P22 - P21 - P12) + pair * P11**2))
-    both = float(np.sum(token * P22 + pair * P20 * P02))
+    def tokens(j: int, k: int) -> float:
+        return float(np.vdot(F[j], weighted[k - 1]))
+
+    Q, P21, P12, P22 = tokens(1, 1), tokens(2, 1), tokens(1, 2), tokens(2, 2)
+    uu = tokens(3, 1) - 2 * P21 + float(np.sum(pair * P20 * P11))
+    vv = tokens(1, 3) - 2 * P12 + float(np.sum(pair * P02 * P11))
+    vu = Q + P22 - P21 - P12 + float(np.sum(pair * P11**2))
+    both = P22 + float(np.sum(pair * P20 * P02))
     return JointIntegrals(Q, uu, held(beta, L)[1] - held(other, L)[0] + both, vu, vv)
 
 
@@ -154,6 +159,21 @@ def _smoothed(x: np.ndarray, width: float, accuracy: Accuracy) -> list[np.ndarra
     return [values @ weights for values in _powers(x[..., None] + width * g)]
 
 
+def _smoothed_along(start: float, spacing: float, points: int, width: float, accuracy: Accuracy) -> list[np.ndarray]:
+    """The same at equally spaced points: where nodes of g lie on a grid of them too, few numbers are needed."""
+    widest = accuracy.widest_step(width) * width
+    parts = math.ceil(spacing / widest)  # of the spacing
+    if parts > _PARTS:
+        return _smoothed(start + spacing * np.arange(points), width, accuracy)
+    fine = spacing / parts
+    every = int(widest / fine)
+    g, weights = accuracy.normal(width, 3, every * fine / width)
+    first, long = round(g[0] * width / fine), every * (len(g) - 1) + 1
+    values = np.stack(_powers(start + fine * np.arange(first, first + parts * (points - 1) + long)))
+    windows = np.lib.stride_tricks.sliding_window_view(values, long, axis=1)
+    return list(windows[:, ::parts, ::every] @ weights)
+
+
 def _inner(
     tau: Float[np.ndarray, " t"], step: float, beta: float, slope: float, rest: float, accuracy: Accuracy
 ) -> tuple[Grid, Grid, list[np.ndarray]]:
@@ -164,10 +184,10 @@ def _inner(
     if rest < 1e-12 or finer == 0:
         return g, weights, _smoothed(slope * g[:, None] + tau, rest, accuracy)
     # with a spacing of which slope·g takes whole parts of the step of τ', few different numbers are needed
-    reach, more = math.sqrt(2 * accuracy.tail), 3 * min(beta, 1)
-    g, weights = accuracy.scaled_normal(step / (finer * abs(slope)), reach, more)
+    g, weights = accuracy.normal(beta, 3, step / (finer * abs(slope)))
     shift = np.round(slope * g * (finer / step)).astype(int)
     index = shift[:, None] + finer * np.arange(len(tau))
-    lowest = index.min()
-    averages = _smoothed(tau[0] + (step / finer) * np.arange(lowest, index.max() + 1), rest, accuracy)
+    lowest, highest = int(index.min()), int(index.max())
+    spacing = step / finer
+    averages = _smoothed_along(float(tau[0]) + spacing * lowest, spacing, highest + 1 - lowest, rest, accuracy)
     return g, weights, [values[index - lowest] for values in averages]

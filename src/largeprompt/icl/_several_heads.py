@@ -82,15 +82,14 @@ class Forms(eqx.Module):
 
     def corrected(self, A: Float[Array, "h d d"], paired: bool, L: float) -> Float[np.ndarray, "h h"]:
         """What the quadrature of the joint moments adds to M, from some of the queries."""
-        found, label = readings(A, self.x[0, :, :_CHECKED], self.task), float(self.task.tau1 + self.task.noise)
-        at = found.one, found.two, found.correlation
-        tabulated = np.stack([*self.parity.odd(*at), *self.parity.even(*at)])
-        columns = zip(*(np.ravel(part).tolist() for part in at), strict=True)
+        found, tabulated = jax.tree.map(np.asarray, _tabulated(A, self))
+        label = float(self.task.tau1 + self.task.noise)
+        columns = zip(*(np.ravel(part).tolist() for part in found[:3]), strict=True)
         direct = np.array([direct_parts(one, two, r, L, TABULATED) for one, two, r in columns]).T
         off = direct.reshape(tabulated.shape) - tabulated
-        mean = np.asarray(_combined(Parts(*off[:4]), label, found).mean(axis=-1))
+        mean = _combined(Parts(*off[:4]), label, found).mean(axis=-1)
         if not paired:
-            mean = mean + np.asarray(_combined(Parts(*off[4:]), label, found).mean(axis=-1))
+            mean = mean + _combined(Parts(*off[4:]), label, found).mean(axis=-1)
         M = np.zeros((len(A), len(A)))
         M[np.triu_indices(len(A))] = mean
         return M + np.triu(M, 1).T
@@ -106,7 +105,7 @@ def readings(A: Float[Array, "h d d"], x: Float[Array, "d n"], task: LinearRegre
     return Readings(beta[i], beta[j], rho[i, j] / (beta[i] * beta[j]), hOh[i, i], hOh[i, j], hOh[j, j])
 
 
-def _combined(parts: Parts, label: Array | float, found: Readings) -> Array:
+def _combined(parts: Parts, label: Array | float, found: Readings) -> Array | np.ndarray:
     return label * parts.Q + parts.uu * found.hh + parts.vv * found.gg + parts.both * found.hg
 
 
@@ -123,6 +122,14 @@ def forms_at(task: LinearRegression, L: int | float, *, line: bool, final: bool)
         x = regression_nodes(key_or_default(None), task, each, replicates).x
         weights = jnp.full((replicates, each), 1 / each)
     return Forms(task, WeightMoments(L), ParityMoments(L, line=line), x, weights)
+
+
+@eqx.filter_jit
+def _tabulated(A: Float[Array, "h d d"], forms: Forms) -> tuple[Readings, Array]:
+    """Some of the queries, and the eight parts there."""
+    found = readings(A, forms.x[0, :, :_CHECKED], forms.task)
+    at = found.one, found.two, found.correlation
+    return found, jnp.stack([*forms.parity.odd(*at), *forms.parity.even(*at)])
 
 
 class Plan(NamedTuple):

@@ -1,8 +1,10 @@
 """The one place that chooses how a risk is found, and says why."""
 
+import dataclasses
 import math
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,22 +199,22 @@ def _of_heads(
         return PairQuadrature(task=task, moments=WeightMoments(L), pair=pair, reason=reason)
     nodes = regression_nodes(key, task, max(2, draws // REPLICATES), REPLICATES, wide=longest(L) >= LONG)
     reason = f"{len(layer.heads)} heads with {'P = C = 0' if aligned else 'P or C'} on Gaussian tokens"
-    joint = JointMoments(L) if sum(head.kind == "softmax" for head in layer.heads) > 1 else None
     function = OverHeads(
         task=task,
         moments=WeightMoments(L),
         tilted=WeightMoments(_tilted(L)) if isinstance(L, Lengths) else None,
-        joint=joint,
+        joint=None,
         L=checks.real_length(L.harmonic_mean if isinstance(L, Lengths) else L, task.Sigma.dtype),
         nodes=nodes,
         control=jnp.ones(()),
         aligned=aligned,
         reason=reason,
     )
-    if function.is_bounded:
-        outside = function.is_outside(layer)
+    if sum(head.kind == "softmax" for head in layer.heads) > 1:
+        outside = eqx.filter_jit(function.is_outside)(layer)  # before the table, which takes seconds, is made
         if not checks.is_traced(outside) and bool(outside):
             return None
+        function = dataclasses.replace(function, joint=JointMoments(L))
     return _with_the_better_control(function, layer)
 
 
