@@ -1,17 +1,16 @@
 """Runs on a GPU: many side by side, each in its own block of threads, in launches of about a second."""
 
-import contextlib
-import gc
 import itertools
 import math
 import warnings
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from largeprompt import _device
+from largeprompt._compiled import without_garbage_collection
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._batch import Law
@@ -41,18 +40,6 @@ SECONDS = 1.0  # of a launch: what an interrupt or a progress bar waits for
 _KEPT_BYTES = 2**28  # of states kept in a launch
 _TOKENS_OF_ONE_THREAD = 96  # from which on a prompt has several
 _WITHOUT_TOKENS = 300.0  # what a step costs beside its tokens, in tokens
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Compiling makes millions of objects, which the garbage collector would look through many times."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # The arrays of `Weights` for many runs, which come first in each.
@@ -236,7 +223,7 @@ class _Group:
     def compile(self, deadline: Any) -> None:
         """Have the loop compiled, or loaded."""
         if not PLAIN_PYTHON:
-            with _without_garbage_collection():
+            with without_garbage_collection():
                 prepare(self._loop, self._shape, self._arguments(deadline, 1, 1.0))
 
     def launch(self, seconds: float, deadline: Any) -> None:
