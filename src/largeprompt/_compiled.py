@@ -1,4 +1,4 @@
-"""How JAX compiles, where a user or the command line asks for it: quickly, and kept on disk for the next process."""
+"""How programs are compiled: by JAX quickly, and kept on disk, where a user or the command line asks for it."""
 
 import contextlib
 import functools

@@ -1,12 +1,8 @@
-from typing import Any
-
 import numpy as np
 
-from largeprompt._compiled import without_garbage_collection
 from largeprompt.dynamics import FAR, AbstractTrainer, Layers, State, Training
 
 from ._kernel import trainer, workspace
-from ._target import PLAIN_PYTHON
 from ._training_arrays import TrainingArrays, refusal, with_arrays
 from ._update import coefficients
 
@@ -34,7 +30,7 @@ class FusedTrainer(AbstractTrainer):
         parts = arrays.weights_of(state.layers)
         diverged = np.array([-1 if at is None else at for at in arrays.ordered(state.diverged)])
         moments = arrays.vectors(state.moments) if state.moments else None
-        arguments = (
+        trainer(arrays.softmax is not None, arrays.linear is not None)(
             state.step,
             stop,
             arrays.length,
@@ -50,22 +46,9 @@ class FusedTrainer(AbstractTrainer):
             coefficients(training),
             moments,
         )
-        loop = trainer(arrays.softmax is not None, arrays.linear is not None)
-        _compile(loop, arguments)
-        loop(*arguments)
         layers = tuple(
             with_arrays(layer, w.K, w.Q, w.V, w.O)
             for layer, w in zip(state.layers, arrays.in_order(parts), strict=True)
         )
         ends = (None if end < 0 else int(end) for end in arrays.in_order(diverged.tolist()))
         return State(stop, layers, tuple(ends), arrays.moments(state.moments, moments))
-
-
-def _compile(loop: Any, arguments: tuple[Any, ...]) -> None:
-    """Have a loop compiled for arguments of these types, or loaded from disk, where it is not yet."""
-    if PLAIN_PYTHON:
-        return
-    types = tuple(map(loop.typeof_pyval, arguments))
-    if types not in loop.overloads:
-        with without_garbage_collection():
-            loop.compile(types)

@@ -12,6 +12,8 @@ import numba
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
+from largeprompt._compiled import without_garbage_collection
+
 
 class _Translated(JITCodeLibrary):
     """Code that is optimised and made machine code of where it is linked to, without a place in memory of its own."""
@@ -43,14 +45,20 @@ class _Translator(Compiler):
         return super().define_pipelines()
 
 
+class _Uncollected(Compiler):
+    def compile_extra(self, func: Any) -> Any:
+        with without_garbage_collection():
+            return super().compile_extra(func)
+
+
 def outermost(**options: Any) -> Any:
     """`numba.njit` with these options, for the function that Python calls, which holds all memory meanwhile.
 
     No references are counted: each count is an atomic operation, and together they took two fifths of a step beside its
     tokens. Nothing may be allocated inside.
     """
-    uncounted: Any = {"_nrt": False}
-    return numba.njit(nogil=True, error_model="numpy", cache=True, **uncounted, **options)
+    fixed: Any = {"pipeline_class": _Uncollected, "_nrt": False}
+    return numba.njit(nogil=True, error_model="numpy", cache=True, **fixed, **options)
 
 
 def within(**options: Any) -> Any:
