@@ -16,11 +16,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Of the workers, which are started from here: memory of programs that come and go by the thousand stays with them.
-# Given back to the system and taken again, it costs a twentieth of the time.
-os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
-os.environ.setdefault("MALLOC_TOP_PAD_", str(2**28))
-
 # JAX makes objects by the million, nearly all of them to keep: looking for the others takes a tenth of the time.
 gc.set_threshold(50_000, 20, 10)
 

@@ -93,4 +93,5 @@ def query_integrals(tokens: TokenIntegrals, lam: np.ndarray) -> QueryIntegrals:
     (rest,) = near(kappa1, tokens.rest, beyond=1.0)
     # each to its own accuracy
     C = np.where(lam > tokens.mean_log, 1 - rest, G)
-    return QueryIntegrals(C, spread, *below(tokens.two, tokens.difference, tokens.square), X)
+    Q, kept, K2 = below(tokens.two, tokens.difference, tokens.square)
+    return QueryIntegrals(C, spread, Q, kept, K2, X)
