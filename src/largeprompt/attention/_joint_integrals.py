@@ -166,7 +166,7 @@ def _smoothed_along(start: float, spacing: float, points: int, width: float, acc
     if parts > _PARTS:
         return _smoothed(start + spacing * np.arange(points), width, accuracy)
     fine = spacing / parts
-    every = int(widest / fine)
+    every = max(1, int(widest / fine))  # where rounding leaves less than one
     g, weights = accuracy.normal(width, 3, every * fine / width)
     first, long = round(g[0] * width / fine), every * (len(g) - 1) + 1
     values = np.stack(_powers(start + fine * np.arange(first, first + parts * (points - 1) + long)))
