@@ -286,3 +286,17 @@ def test_good_input_of_every_type_is_taken():
     assert float(slope) == 1.0
     for theta in ([1, 2], (1.0, 2.0), np.array([1, 2]), np.array([1, 2], np.float32), jnp.array([1, 2])):
         np.testing.assert_allclose(GAUSSIAN.cgf(theta), expected)
+
+
+@pytest.mark.parametrize("kind", [">f8", "<f8", ">f4", ">i4", np.longdouble])
+def test_numbers_of_any_type_and_order_of_bytes_are_read(kind):
+    tokens = np.array([[1.0, 2.0], [3.0, 5.0]], kind)
+    np.testing.assert_array_equal(lp.Empirical(tokens).points, [[1.0, 2.0], [3.0, 5.0]])
+
+
+@pytest.mark.parametrize("tokens", [2, 2**16])
+def test_a_prompt_keeps_its_tokens_when_the_array_they_were_read_from_changes(tokens):
+    array = np.ones((tokens, 2))
+    prompt = lp.Empirical(array)
+    array[:] = 7.0
+    assert float(jnp.max(prompt.points)) == 1.0

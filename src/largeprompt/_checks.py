@@ -14,7 +14,7 @@ from largeprompt._typing import Numbers
 
 Size = int | None
 LONGEST = int(1e300)
-_FEW = 2**16  # numbers that are judged by NumPy
+_FEW = 2**16  # numbers that are judged and copied by NumPy
 
 
 def is_traced(x: Any) -> bool:
@@ -40,10 +40,15 @@ def array(name: str, x: Any, shape: tuple[Size, ...]) -> Array:
     dtype = float if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32 if x.dtype.itemsize < 4 else None
     if is_traced(x):
         return jnp.asarray(x, dtype)
-    if dtype is not None and not isinstance(x, Array):
-        x = x.astype(dtype)  # by NumPy: JAX would compile a program for it
     with _evaluated():
-        return finite(name, jnp.asarray(x, dtype))
+        return finite(name, jnp.asarray(x, dtype) if isinstance(x, Array) else _of_numpy(x, dtype))
+
+
+def _of_numpy(x: np.ndarray, dtype: Any) -> Array:
+    if x.size > _FEW:
+        return jnp.asarray(x, dtype)
+    # jnp.asarray compiles a program for each shape; device_put may keep the caller's own memory, so it gets a copy
+    return jax.device_put(np.array(x, dtype or x.dtype))
 
 
 def _as_array(name: str, x: Any) -> Any:
@@ -54,7 +59,8 @@ def _as_array(name: str, x: Any) -> Any:
         raise ValueError(f"{name} is a masked array; fill or drop its masked entries")
     try:
         x = np.asarray(x)
-        return x.astype(np.float64) if x.dtype == np.longdouble else x
+        # NetCDF and FITS hold numbers in the order of bytes that JAX does not know
+        return x.astype(np.float64 if x.dtype == np.longdouble else x.dtype.newbyteorder("="), copy=False)
     except (ValueError, TypeError) as error:
         try:
             return jnp.asarray(x)  # a list with traced entries
