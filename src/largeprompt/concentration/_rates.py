@@ -6,6 +6,7 @@ covariance of two heads' errors on one prompt is then the mean of the product of
 batches of tokens give the average its standard error.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from ._squares import HeadsSquare, QuadraticForm, heads_squares
 Heads = tuple[AbstractAttention, ...]
 Tokens = Float[Array, "t D"] | None
 _BATCHES, _TOKENS = 8, 2**10  # of tokens that errors are averaged over, and their size
+_LONG = 10**7  # numbers of a law read for all queries, from where on optimising the program pays off
 
 
 class Rates(AbstractShown):
@@ -172,6 +174,10 @@ def constants_at(
     return np.asarray(_constants(heads, mu, square, jnp.asarray(z), batch, tokens), float)
 
 
-@optimised_jit
+def _is_short(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Tokens) -> bool:
+    return len(z) * sum(leaf.size for leaf in jax.tree.leaves((mu, tokens))) < _LONG
+
+
+@functools.partial(optimised_jit, unless=_is_short)
 def _constants(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Tokens) -> Float[Array, " n"]:
     return jax.lax.map(lambda one: query_constant(heads, mu, square, one, tokens), z, batch_size=batch)
