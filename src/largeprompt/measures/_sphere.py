@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._bessel import bessel_ratio, log_bessel_increment
+from ._bessel import bessel_ratio, log_bessel, log_bessel_increment
 from ._empirical import Empirical
 from ._expectation import Expectation, panels
 from ._measure import AbstractMeasure, linearised
@@ -97,7 +97,7 @@ class Sphere(AbstractMeasure):
 
         def log_density(alpha):
             q = (self.rho * jnp.sin(alpha)) ** 2 * (across @ across)
-            bent = jax.vmap(lambda step: log_bessel_increment(order, jnp.zeros_like(step), step))(q)
+            bent = jax.vmap(functools.partial(log_bessel, order))(q)
             around = (self.dim - 2) * jnp.log(jnp.sin(alpha)) if self.dim > 2 else 0.0
             return around + self.rho * (self.theta @ pole) * jnp.cos(alpha) + bent
 
