@@ -16,7 +16,7 @@ from largeprompt import measures
 from significance import assert_close_in_sigmas
 
 SIGMOID_BREAKS = (-16.0, -4.0, 4.0, 16.0)
-FUNCTIONS = {"sigmoid": (jax.nn.sigmoid, SIGMOID_BREAKS), "relu": (jax.nn.relu, (0.0,))}
+FUNCTIONS = {"sigmoid": SIGMOID_BREAKS, "relu": (0.0,) * 4}
 EXACT = [name for name, mu in MEASURES.items() if mu._averages_exactly()]
 N = 40_000
 
@@ -24,13 +24,19 @@ N = 40_000
 @functools.cache
 def expectations_and_tokens(name):
     """Those of each function, and N tokens."""
+    found, tokens = _expectations_and_tokens(MEASURES[name], catalogue.theta_for(MEASURES[name]), jax.random.key(1))
+    each = (jax.tree.map(lambda values, i=i: np.asarray(values)[i], found) for i in range(len(FUNCTIONS)))
+    return dict(zip(FUNCTIONS, each, strict=True)), np.asarray(tokens)
 
-    @jax.jit
-    def both(mu, u, key):
-        return {name: mu.expectation(f, u, breaks) for name, (f, breaks) in FUNCTIONS.items()}, mu.sample(key, N)
 
-    found, tokens = both(MEASURES[name], catalogue.theta_for(MEASURES[name]), jax.random.key(1))
-    return jax.tree.map(np.asarray, found), np.asarray(tokens)
+@jax.jit
+def _expectations_and_tokens(mu, u, key):
+    def of(which):  # one after the other: the integral is compiled once
+        is_relu, breaks = which
+        return mu._expectation(lambda s: jnp.where(is_relu, jax.nn.relu(s), jax.nn.sigmoid(s)), u, breaks)
+
+    which = jnp.array([name == "relu" for name in FUNCTIONS]), jnp.array(list(FUNCTIONS.values()))
+    return jax.lax.map(of, which), mu.sample(key, N)
 
 
 def of_scores(f, tokens, u):
