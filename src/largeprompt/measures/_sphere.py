@@ -32,7 +32,7 @@ class Sphere(AbstractMeasure):
 
     def __init__(self, radius: Numbers, dim: int):
         self.rho = checks.number("radius", radius, at_least=0)
-        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim), self.rho.dtype))
+        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim)), self.rho.dtype)
 
     @property
     def dim(self) -> int:
@@ -136,7 +136,7 @@ class Sphere(AbstractMeasure):
         return self.rho
 
     def _tails(self):
-        return (jnp.zeros((self.dim, self.dim)),)
+        return (jnp.asarray(np.zeros((self.dim, self.dim)), float),)
 
 
 @jax.jit
