@@ -1,5 +1,6 @@
 """Every kind of measure and of layer, so that each test is one law over all of them."""
 
+import functools
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ def three_point_sample(key, n):
     return jax.random.choice(key, jnp.array([-1.0, 0.0, 2.0]), (n, 2))
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def skewed_sample(key, n):
     uniform = jax.random.uniform(key, (n, 3))
     return jnp.stack([uniform[:, 0], uniform[:, 0] * uniform[:, 1], uniform[:, 2] ** 3], axis=1)

@@ -22,6 +22,9 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
+# For arithmetic by NumPy, which warns; what overflows is refused where it is returned, as of JAX.
+quietly = np.errstate(all="ignore")
+
 # Inside `jit` even a constant's arithmetic is traced, unless JAX is asked to evaluate it: values are judged under this.
 _evaluated = jax.ensure_compile_time_eval
 

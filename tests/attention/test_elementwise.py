@@ -38,7 +38,8 @@ def reading(kind, tokens, u):
 
 @each_kind
 def test_the_output_on_a_prompt_is_the_textbook_sum(kind):
-    found = attention_of(kind)(U, V)(lp.Empirical(Z), z)
+    layer = attention_of(kind)(U, V)
+    found = jax.jit(lambda mu: layer(mu, z))(lp.Empirical(Z))
     np.testing.assert_allclose(found, V @ reading(kind, Z, U @ z), rtol=1e-13)
 
 
@@ -73,16 +74,20 @@ def test_relu_attention_on_a_gaussian_is_its_closed_form():
     Phi, phi = norm.cdf(mean / deviation), norm.pdf(mean / deviation)
     total = mean * Phi + deviation * phi
     plain = V @ (total * m + Phi * Gamma @ u)
-    np.testing.assert_allclose(lp.ReLUAttention(U, V)(GAUSSIAN, z), plain, rtol=1e-12)
-    np.testing.assert_allclose(lp.ReLUAttention(U, V, normalised=True)(GAUSSIAN, z), plain / total, rtol=1e-12)
+    layers = [lp.ReLUAttention(U, V), lp.ReLUAttention(U, V, normalised=True)]
+    found = jax.jit(lambda mu: [layer(mu, z) for layer in layers])(GAUSSIAN)
+    np.testing.assert_allclose(found, [plain, plain / total], rtol=1e-12)
 
 
 def test_a_prompt_without_a_positive_score_is_read_as_zero():
     layer, tokens = lp.ReLUAttention(np.eye(2), np.eye(2), normalised=True), np.array([[-1.0, 0.3], [-2.0, 0.1]])
-    prompt = lp.Empirical(tokens)
-    np.testing.assert_array_equal(layer(prompt, [1.0, 0.0]), np.zeros(2))
-    np.testing.assert_array_equal(layer.jacobian(prompt, [1.0, 0.0]).U, np.zeros((2, 2, 2)))
-    np.testing.assert_array_equal(jax.grad(lambda z: layer._output(prompt, z)[0])(jnp.array([1.0, 0.0])), np.zeros(2))
+
+    @jax.jit
+    def found(prompt, z):
+        return layer(prompt, z), layer.jacobian(prompt, z).U, jax.grad(lambda z: layer._output(prompt, z)[0])(z)
+
+    for values in found(lp.Empirical(tokens), jnp.asarray(np.array([1.0, 0.0]))):
+        np.testing.assert_array_equal(values, np.zeros(values.shape))
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "sigmoid", "sigmoid, normalised", "relu", "relu, normalised"])
@@ -219,7 +224,8 @@ def test_heads_of_every_kind_are_found_by_name():
     merged = heads[0]
     assert isinstance(merged, lp.SigmoidAttention)
     assert merged.normalised
-    np.testing.assert_allclose(head(GAUSSIAN, z), lp.SigmoidAttention(U, V, normalised=True)(GAUSSIAN, z), rtol=1e-13)
+    alike = head, lp.SigmoidAttention(U, V, normalised=True)
+    np.testing.assert_allclose(*jax.jit(lambda mu: [layer(mu, z) for layer in alike])(GAUSSIAN), rtol=1e-13)
     several = lp.MultiHead.pytorch_default(jax.random.key(0), 4, 2, kind="relu")
     assert [type(part) for part in heads_of(several) or ()] == [lp.ReLUAttention] * 2
     with pytest.raises(ValueError, match="kind is 'cosine'; it must be one of 'linear', 'softmax'"):

@@ -79,10 +79,11 @@ def test_long_prompts_tend_to_the_measure(mu):
 @each_measure
 def test_map_is_the_layer_at_each_query(mu):
     queries = catalogue.matrix(9, 5, D)
-    for layer in (lp.SoftmaxAttention(U, V), lp.LinearAttention(U, V)):
-        alone, together = jax.jit(lambda q, layer=layer: layer(mu, q)), jax.jit(lambda q, layer=layer: layer.map(mu, q))
-        one_by_one = np.stack([alone(q) for q in queries])
-        np.testing.assert_allclose(together(queries), one_by_one, rtol=1e-11, atol=1e-14)
+    layers = lp.SoftmaxAttention(U, V), lp.LinearAttention(U, V)
+    alone = jax.jit(lambda q: [layer(mu, q) for layer in layers])
+    together = jax.jit(lambda queries: [layer.map(mu, queries) for layer in layers])(queries)
+    for one_by_one, outputs in zip(zip(*map(alone, queries), strict=True), together, strict=True):
+        np.testing.assert_allclose(outputs, np.stack(one_by_one), rtol=1e-11, atol=1e-14)
 
 
 def test_the_query_in_the_prompt_is_one_more_token():

@@ -181,11 +181,11 @@ def test_values_and_two_derivatives_are_finite_for_every_variance(L, dtype):
     nu = jnp.asarray([-1e-12, 0, 1e-30, 1e-6, 1, 30, 1e6, 1e12], dtype)
     for values in derivatives(WeightMoments(L), nu):
         assert values.dtype == dtype
-        assert jnp.isfinite(values).all()
-    Q, K2 = WeightMoments(L).shares(nu.reshape(2, 4))[::2]
+        assert np.isfinite(np.asarray(values)).all()
+    Q, K2 = map(np.asarray, WeightMoments(L).shares(nu.reshape(2, 4))[::2])
     assert Q.shape == K2.shape == (2, 4)
     assert ((Q >= 0) & (Q <= 1) & (K2 >= 0) & (K2 <= 1)).all()
-    assert (jnp.diff(Q.ravel()) >= 0).all()
+    assert (np.diff(Q.ravel()) >= 0).all()
 
 
 def test_one_token_has_all_the_weight_and_infinitely_many_have_none():
@@ -204,9 +204,9 @@ def test_one_weight_wins_as_the_variance_grows(L):
     # β(1-Q) = E m₁ tends to the mean of the largest score, and ν K₂ to its second moment less 1
     moments = WeightMoments(L)
     nu = jnp.logspace(2, 14, 200)
-    Q, K2 = moments.shares(nu)[::2]
-    assert (jnp.diff(Q) >= 0).all()
-    assert (jnp.diff(K2) <= 0).all()
+    Q, K2 = map(np.asarray, moments.shares(nu)[::2])
+    assert (np.diff(Q) >= 0).all()
+    assert (np.diff(K2) <= 0).all()
     x = np.arange(-9, 12, 1e-2)
     law = L * np.exp(-(x**2) / 2 + (L - 1) * log_ndtr(x)) * 1e-2 / math.sqrt(2 * math.pi)
     beta = jnp.sqrt(nu[-1])

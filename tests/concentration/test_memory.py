@@ -11,7 +11,7 @@ from largeprompt.concentration import _memory, deviation, predict
 from largeprompt.concentration._memory import chunk_for, queries_at_once
 from largeprompt.concentration._problem import Problem, problem_of
 from largeprompt.concentration._prompts import _weighted_pairs
-from largeprompt.concentration._rates import query_constant
+from largeprompt.concentration._rates import query_constants
 from largeprompt.measures import AbstractMeasure
 
 WIDE = 64
@@ -28,7 +28,7 @@ def test_constants_of_ten_thousand_wide_tokens_are_computed_in_bounded_memory():
 
     def constants(points):
         law = lp.Empirical(points)
-        return jax.lax.map(lambda one: query_constant(heads, law, square, one), z, batch_size=batch)
+        return jax.lax.map(lambda one: query_constants(heads, law, [square], one)[0], z, batch_size=batch)
 
     memory = jax.jit(constants).lower(mu.points).compile().memory_analysis()
     assert memory is not None

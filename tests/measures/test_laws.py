@@ -23,10 +23,14 @@ def close(a, b, tolerance=1e-10):
 
 @jax.jit
 def _tilted(mu, thetas, first, second):
+    def derivatives(theta):
+        value, gradient = jax.value_and_grad(mu.cgf)(theta)
+        return gradient, {"cgf": value, "gradient": gradient}
+
     def at(theta):
-        tilted, gradient = mu.tilt(theta), jax.grad(mu.cgf)
-        there = {"mean": tilted.mean(), "cov": tilted.cov(), "cgf": mu.cgf(theta), "cgf of second": tilted.cgf(second)}
-        return there | {"gradient": gradient(theta), "hessian": jax.jacfwd(gradient)(theta)}
+        tilted, (hessian, known) = mu.tilt(theta), jax.jacfwd(derivatives, has_aux=True)(theta)
+        there = {"mean": tilted.mean(), "cov": tilted.cov(), "cgf of second": tilted.cgf(second)}
+        return there | known | {"hessian": hessian}
 
     twice = mu.tilt(first).tilt(second)
     moments = {"mean": twice.mean(), "cov": twice.cov(), "cgf of second": twice.cgf(second)}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import logsumexp, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 
 import catalogue
 import largeprompt as lp
@@ -16,6 +16,7 @@ from largeprompt.measures._exponential import power_of_two
 
 STREAMED: tuple[Any, ...] = (_streaming.tilted_log_mass, _streaming.tilted_mean, _streaming.tilted_cov)
 DIRECT = (_streaming._direct_log_mass, _streaming._direct_mean, _streaming._direct_cov)
+FUSED = [jax.jit(form) for form in (_streaming._fused_log_mass, _streaming._fused_mean)]
 each_moment = pytest.mark.parametrize(
     ("streamed", "direct"), list(zip(STREAMED, DIRECT, strict=True)), ids=["log-mass", "mean", "cov"]
 )
@@ -54,8 +55,7 @@ def by_numpy(moment, points, log_weights, theta) -> np.ndarray:
 
 
 def prompt(L):
-    log_weights = jax.nn.log_softmax(jnp.asarray(catalogue.matrix(0, L)))
-    return jnp.asarray(catalogue.matrix(1, L, 3)), log_weights
+    return jnp.asarray(catalogue.matrix(1, L, 3)), jnp.asarray(log_softmax(catalogue.matrix(0, L)))
 
 
 def close(a, b):
@@ -63,9 +63,7 @@ def close(a, b):
 
 
 @each_moment
-@pytest.mark.parametrize(
-    ("L", "weighted"), [(1, True), (9, False), (64, True), (65, False), (65, True), (1000, False), (1000, True)]
-)
+@pytest.mark.parametrize(("L", "weighted"), [(1, True), (9, False), (64, True), (65, False), (1000, True)])
 def test_streamed_moments_are_those_of_numpy(streamed, direct, L, weighted):
     points, log_weights = prompt(L)
     weights = log_weights if weighted else None
@@ -76,16 +74,16 @@ def test_streamed_moments_are_those_of_numpy(streamed, direct, L, weighted):
 
 
 @each_moment
-@pytest.mark.parametrize("zero", [slice(0, 1), slice(0, 150), slice(100, 200), slice(200, 300), slice(1, 300)])
+@pytest.mark.parametrize("zero", [slice(0, 1), slice(0, 500), slice(300, 700), slice(700, 1000), slice(1, 1000)])
 def test_tokens_of_weight_zero_do_not_count(streamed, direct, zero):
     """Padding on the left, in the middle, on the right, and all but one."""
-    points, _ = prompt(300)
-    weights = np.ones(300)
+    points, _ = prompt(1000)
+    weights = np.ones(1000)
     weights[zero] = 0
     with np.errstate(divide="ignore"):
         log_weights = jnp.asarray(np.log(weights / weights.sum()))
     kept = np.asarray(points)[weights > 0]
-    thetas = jnp.asarray(catalogue.matrix(9, 30, 3))
+    thetas = jnp.asarray(catalogue.matrix(9, 40, 3))
     uniform = np.full(len(kept), -np.log(len(kept)))
     close(streamed(points, log_weights, thetas[0]), by_numpy(streamed, kept, uniform, thetas[0]))
     close(over_tilts(streamed)(points, log_weights, thetas), by_numpy(streamed, kept, uniform, thetas))
@@ -96,8 +94,7 @@ def test_tokens_of_weight_zero_do_not_count(streamed, direct, zero):
 def test_the_form_for_a_gpu_is_that_of_numpy(weighted, size):
     points, log_weights = prompt(300)
     weights, theta = log_weights if weighted else None, size * jnp.asarray(catalogue.matrix(2, 3))
-    fused = _streaming._fused_log_mass, _streaming._fused_mean
-    for form, moment in zip(fused, STREAMED[:2], strict=True):
+    for form, moment in zip(FUSED, STREAMED[:2], strict=True):
         close(form(points, weights, theta), by_numpy(moment, points, weights, theta))
 
 
@@ -114,10 +111,10 @@ def test_single_precision_streams_to_single_precision(streamed, direct):
 @each_moment
 def test_scores_that_rise_along_the_prompt_are_rescaled(streamed, direct):
     """Each chunk holds scores far above all earlier ones: the shift must follow."""
-    points = np.linspace(-1, 1, 500)[:, None] * np.ones(3)
+    points, weights = np.linspace(-1, 1, 1000)[:, None] * np.ones(3), jnp.asarray(np.zeros(1000))
     theta = jnp.array([400.0, 200.0, 100.0])
-    close(streamed(jnp.asarray(points), None, theta), by_numpy(streamed, points, None, theta))
-    close(streamed(jnp.asarray(points[::-1]), None, theta), by_numpy(streamed, points, None, theta))
+    close(streamed(jnp.asarray(points), weights, theta), by_numpy(streamed, points, None, theta))
+    close(streamed(jnp.asarray(points[::-1]), weights, theta), by_numpy(streamed, points, None, theta))
 
 
 @each_moment
@@ -128,21 +125,24 @@ def test_gradients_in_the_tilt_stream_too(streamed, direct):
     def gradient(moment):
         return jax.grad(lambda theta: jnp.sin(moment(points, log_weights, theta)).sum())
 
-    theirs = jax.jit(jax.vmap(gradient(direct)))(thetas)
-    close(jax.jit(gradient(streamed))(thetas[0]), theirs[0])
-    close(jax.jit(jax.vmap(gradient(streamed)))(thetas), theirs)
+    close(*(jax.jit(jax.vmap(gradient(moment)))(thetas) for moment in (streamed, direct)))
 
 
 @each_moment
 @pytest.mark.parametrize("L", [50, 300])
-def test_second_derivatives_in_the_tilt_are_right(streamed, direct, L):
+def test_two_derivatives_in_the_tilt_are_right(streamed, direct, L):
     points, log_weights = prompt(L)
     theta = jnp.asarray(catalogue.matrix(4, 3))
 
-    def hessian(moment):
-        return jax.jit(jax.hessian(lambda theta: jnp.sin(moment(points, log_weights, theta)).sum()))
+    def gradient_and_hessian(moment):
+        def gradient(theta):
+            slope = jax.grad(lambda theta: jnp.sin(moment(points, log_weights, theta)).sum())(theta)
+            return slope, slope
 
-    close(hessian(streamed)(theta), hessian(direct)(theta))
+        return jax.jit(jax.jacfwd(gradient, has_aux=True))(theta)
+
+    for ours, theirs in zip(gradient_and_hessian(streamed), gradient_and_hessian(direct), strict=True):
+        close(ours, theirs)
 
 
 @each_moment

@@ -1,9 +1,8 @@
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
-from largeprompt.measures._measure import exponential_second_moment
+from largeprompt.measures._measure import fourth_along
 
 from ._attention import AbstractAttention
 
@@ -36,9 +35,8 @@ class LinearAttention(AbstractAttention):
             return other.error_covariance(mu, v, self, u).T
         if tokens is not None or type(other) is not LinearAttention:
             return super().error_covariance(mu, u, other, v, tokens)
-        zero, S = jnp.zeros_like(u), self.reading_slope(mu, u)
-        along = lambda s: jax.jvp(lambda s: exponential_second_moment(mu, s), (s,), (v,))[1]  # noqa: E731
-        return jax.jvp(along, (zero,), (u,))[1] - jnp.outer(S @ u, S @ v)
+        S = self.reading_slope(mu, u)
+        return fourth_along(mu, u, v) - jnp.outer(S @ u, S @ v)
 
     def slope_error(self, mu, u, A, B, tokens=None):
         if tokens is not None:

@@ -1,5 +1,7 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from largeprompt import _checks as checks
@@ -19,7 +21,7 @@ def nonlinearity(mu: AbstractMeasure, theta: VectorLike, kind: str = "softmax") 
     Paper: Lemma 2.1 and the remark after it.
     """
     theta = checks.vector("theta", theta, as_measure("mu", mu).dim)
-    eye = jnp.eye(mu.dim, dtype=theta.dtype)
+    eye = np.eye(mu.dim, dtype=theta.dtype)
     return checks.result("the nonlinearity", _nonlinearity(attention_of(kind)(eye, eye), mu, theta))
 
 
@@ -47,6 +49,7 @@ def relative_nonlinearity(layer: AbstractLayer, mu: AbstractMeasure, queries: Ba
     return checks.result("the nonlinearity", jnp.linalg.norm(missed) / size)
 
 
+@eqx.filter_jit  # one program, not twenty
 def _linear_and_missed(
     layer: AbstractLayer, mu: AbstractMeasure, queries: Float[Array, "n D"]
 ) -> tuple[Float[Array, "n p"], Float[Array, "n p"]]:

@@ -1,9 +1,8 @@
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
-from largeprompt.measures._measure import exponential_second_moment
+from largeprompt.measures._measure import moments_along
 
 from ._attention import AbstractAttention
 from ._linear import LinearAttention
@@ -45,9 +44,8 @@ class SoftmaxAttention(AbstractAttention):
             product = jnp.outer(mean - mu._tilt(u)._mean(), mean - mu._tilt(v)._mean())
             return jnp.exp(mu._cgf(u + v) - mu._cgf(u) - mu._cgf(v)) * (both._cov() + product)
         if tokens is None and type(other) is LinearAttention:
-            tilted, zero = mu._tilt(u), jnp.zeros_like(u)
-            third = jax.jvp(lambda s: exponential_second_moment(tilted, s), (zero,), (v,))[1]
-            return third - jnp.outer(tilted._mean(), exponential_second_moment(tilted, zero) @ v)
+            mean, second, third = moments_along(mu._tilt(u), v)
+            return third - jnp.outer(mean, second @ v)
         return super().error_covariance(mu, u, other, v, tokens)
 
     def slope_error(self, mu, u, A, B, tokens=None):

@@ -90,7 +90,7 @@ def rates(layer: AbstractLayer, mu: AbstractMeasure, z: VectorLike) -> Rates:
 
 @eqx.filter_jit
 def _rates(heads: Heads, mu, squares: Sequence[HeadsSquare], z, tokens: Tokens) -> list[Float[Array, ""]]:
-    return [query_constant(heads, mu, square, z, tokens) for square in squares]
+    return query_constants(heads, mu, squares, z, tokens)
 
 
 def summed_heads(layer: AbstractLayer) -> Heads:
@@ -120,23 +120,23 @@ def over_batches(
     return np.mean(batches, axis=0), np.std(batches, axis=0, ddof=1) / math.sqrt(_BATCHES)
 
 
-def query_constant(
-    heads: Heads, mu: AbstractMeasure, square: HeadsSquare, z: Float[Array, " D"], tokens: Tokens = None
-) -> Float[Array, ""]:
-    """The limit of L times the mean of a square at one query, with nothing checked."""
-    total = jnp.stack([head_constant(*pair, mu, z, tokens) for pair in zip(heads, square.each, strict=True)]).sum()
-    return total + _crossed(heads, mu, z, tokens) if square.is_crossed else total
+def query_constants(
+    heads: Heads, mu: AbstractMeasure, squares: Sequence[HeadsSquare], z: Float[Array, " D"], tokens: Tokens = None
+) -> list[Float[Array, ""]]:
+    """The limits of L times the means of squares at one query, with nothing checked."""
+    along = [(head, head.U @ z) for head in heads]
+    covariances = [head.error_covariance(mu, u, head, u, tokens) for head, u in along]
 
+    def of_head(form: QuadraticForm, head: AbstractAttention, u: Array, covariance: Array) -> Float[Array, ""]:
+        slopes = [head.slope_error(mu, u, A, B, tokens) * (z @ N @ z) for A, B, N in form.slopes]
+        return sum(slopes, start=jnp.sum(form.M * covariance))
 
-def head_constant(
-    head: AbstractAttention, form: QuadraticForm, mu: AbstractMeasure, z: Float[Array, " D"], tokens: Tokens = None
-) -> Float[Array, ""]:
-    """The limit of L times the mean of a form of one head's differences."""
-    u = head.U @ z
-    total = jnp.sum(form.M * head.error_covariance(mu, u, head, u, tokens))
-    for A, B, N in form.slopes:
-        total = total + head.slope_error(mu, u, A, B, tokens) * (z @ N @ z)
-    return total
+    totals = []
+    for square in squares:
+        own = [of_head(form, *pair, C) for form, pair, C in zip(square.each, along, covariances, strict=True)]
+        total = jnp.stack(own).sum()
+        totals.append(total + _crossed(heads, mu, z, tokens) if square.is_crossed else total)
+    return totals
 
 
 def _crossed(heads: Heads, mu, z, tokens: Tokens) -> Float[Array, ""]:
@@ -180,4 +180,4 @@ def _is_short(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Toke
 
 @functools.partial(optimised_jit, unless=_is_short)
 def _constants(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Tokens) -> Float[Array, " n"]:
-    return jax.lax.map(lambda one: query_constant(heads, mu, square, one, tokens), z, batch_size=batch)
+    return jax.lax.map(lambda one: query_constants(heads, mu, [square], one, tokens)[0], z, batch_size=batch)

@@ -101,7 +101,7 @@ class LayerSquare(eqx.Module):
 def forms(part: AbstractLayer, merged: AbstractAttention, quantities: Sequence[str]) -> dict[str, QuadraticForm]:
     """The form of each quantity of one head, in its own parametrisation; `merged` is its (U, V) form."""
     identity, VV = np.eye(merged.dim, dtype=merged.U.dtype), merged.V.T @ merged.V
-    eye, none = jnp.asarray(identity), jnp.asarray(np.zeros_like(identity))
+    eye, none = (jnp.asarray(matrix, matrix.dtype) for matrix in (identity, 0 * identity))
     known = {"output": QuadraticForm(VV, ()), "U": QuadraticForm(none, (Slope(VV, eye, eye),))}
     if isinstance(part, Head):  # which has parameters K, Q, V, O; all else has U and V
         K, Q, s = part.K, part.Q, part.scale**2

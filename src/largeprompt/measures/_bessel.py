@@ -49,7 +49,7 @@ def _top(order: float) -> tuple[float, int]:
 
 
 def _debye(order: float, q):
-    """At a high order: the remainder of log I (see `_log_bessel_remainder`), B (see `bessel_ratio`) and (κB)'."""
+    """At a high order: the remainder of log I (see `_at`), B (see `bessel_ratio`) and (κB)'."""
     s = jnp.sqrt(order**2 + q)
     series, n = _debye_series(order), np.arange(3 * _DEBYE_TERMS + 1)
     powers = (order / s) ** n.astype(q.dtype)
@@ -90,61 +90,49 @@ def _descent(order: float, q):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _at(order: float, q):
+    """F_ν (see `log_bessel`) less √(ν'²+q) - ν', with the order ν' of Debye's expansion; B_ν, (κB_ν)', B_{ν+1}.
+
+    One descent gives all four, and all that their derivatives take.
+    """
+    return _descent(order, q)
+
+
+@_at.defjvp
+def _at_jvp(order, primals, tangents):
+    (q,) = primals
+    _, ratio, _, _ = values = _at(order, q)
+    slope = _slope(order, q, values)
+    # (κB)' = A' is 1 - A² - (2ν+1)A/κ with A = I_{ν+1}/I_ν
+    climb_slope = -(ratio**2) - 2 * q * ratio * slope - (2 * order + 1) * slope
+    growth_slope = 1 / (2 * jnp.sqrt(_top(order)[0] ** 2 + q))
+    above_slope = _slope(order + 1, q, _at(order + 1, q))
+    return values, tuple(of * tangents[0] for of in (ratio / 2 - growth_slope, slope, climb_slope, above_slope))
+
+
+def _slope(order: float, q, values):
+    # B' = ½B(B_{ν+1} - B) has no singularity at 0; past κ = ν+1 the same thing as ((κB)' - B)/2q cancels less.
+    _, ratio, climb, above = values
+    is_near = q < (order + 1) ** 2
+    return jnp.where(is_near, ratio * (above - ratio) / 2, (climb - ratio) / (2 * jnp.where(is_near, 1.0, q)))
+
+
 def bessel_ratio(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
     r"""$B_\nu(\kappa^2) = I_{\nu+1}(\kappa) / (\kappa I_\nu(\kappa))$, differentiable in $q=\kappa^2$ to any order."""
-    return _descent(order, q)[1]
+    return _at(order, q)[1]
 
 
-@bessel_ratio.defjvp
-def _bessel_ratio_jvp(order, primals, tangents):
-    (q,) = primals
-    ratio = bessel_ratio(order, q)
-    # B' = ½B(B_{ν+1} - B) has no singularity at 0; past κ = ν+1 the same thing as ((κB)' - B)/2q cancels less.
-    is_near = q < (order + 1) ** 2
-    near = ratio * (_ratio_above(order, q) - ratio) / 2
-    slope = jnp.where(is_near, near, (_bessel_climb(order, q) - ratio) / (2 * jnp.where(is_near, 1.0, q)))
-    return ratio, slope * tangents[0]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _ratio_above(order: float, q):
-    """B_{ν+1}, which the descent to B_ν passes: no descent of its own is compiled for the slope of B_ν."""
-    return _descent(order, q)[3]
-
-
-@_ratio_above.defjvp
-def _ratio_above_jvp(order, primals, tangents):
-    return jax.jvp(lambda q: bessel_ratio(order + 1, q), primals, tangents)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _bessel_climb(order: float, q):
-    """(κB)' = A', the derivative in κ of A = I_{ν+1}/I_ν: 1 - A² - (2ν+1)A/κ."""
-    return _descent(order, q)[2]
-
-
-@_bessel_climb.defjvp
-def _bessel_climb_jvp(order, primals, tangents):
-    (q,) = primals
-    ratio, slope = jax.value_and_grad(lambda q: bessel_ratio(order, q))(q)
-    return _bessel_climb(order, q), (-(ratio**2) - 2 * q * ratio * slope - (2 * order + 1) * slope) * tangents[0]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _log_bessel_remainder(order: float, q):
-    """F_ν (below) without the growth term √(ν'²+q) - ν', ν' being the order of Debye's expansion."""
-    return _descent(order, q)[0]
-
-
-@_log_bessel_remainder.defjvp
-def _log_bessel_remainder_jvp(order, primals, tangents):
-    growth_slope = 1 / (2 * jnp.sqrt(_top(order)[0] ** 2 + primals[0]))
-    return _log_bessel_remainder(order, *primals), (bessel_ratio(order, *primals) / 2 - growth_slope) * tangents[0]
+def log_bessel(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
+    r"""$F_\nu(\kappa^2) = \log[\Gamma(\nu+1)(2/\kappa)^\nu I_\nu(\kappa)]$, which is 0 at 0."""
+    return _growth(order, jnp.zeros_like(q), q) + _at(order, q)[0]
 
 
 def log_bessel_increment(order: float, q: Float[Array, ""], step: Float[Array, ""]) -> Float[Array, ""]:
-    r"""$F_\nu(q+\text{step}) - F_\nu(q)$ with $F_\nu(\kappa^2) = \log[\Gamma(\nu+1)(2/\kappa)^\nu I_\nu(\kappa)]$."""
+    r"""$F_\nu(q+\text{step}) - F_\nu(q)$."""
+    return _growth(order, q, step) + _at(order, q + step)[0] - _at(order, q)[0]
+
+
+def _growth(order: float, q, step):
     # F grows like √(ν'²+q): that increment is taken in closed form, not as a difference of numbers of size 1e6.
     top = _top(order)[0]
-    growth = step / (jnp.sqrt(top**2 + q + step) + jnp.sqrt(top**2 + q))
-    return growth + _log_bessel_remainder(order, q + step) - _log_bessel_remainder(order, q)
+    return step / (jnp.sqrt(top**2 + q + step) + jnp.sqrt(top**2 + q))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from largeprompt._typing import Numbers
 
 from ._expectation import token_expectation, token_quartic
 from ._measure import AbstractMeasure
-from ._streaming import tilted_cov, tilted_fourth, tilted_log_mass, tilted_mean
+from ._streaming import DIRECT, tilted_cov, tilted_fourth, tilted_log_mass, tilted_mean
 
 
 class Empirical(AbstractMeasure):
@@ -30,7 +32,7 @@ class Empirical(AbstractMeasure):
     def __init__(self, points: Numbers, weights: Numbers | None = None):
         self.points = checks.matrix("points", points)
         self.log_weights = None if weights is None else checks.probabilities("weights", weights, self.points.shape[0])
-        self.theta = jnp.asarray(np.zeros(self.points.shape[1], self.points.dtype))
+        self.theta = jnp.asarray(np.zeros(self.points.shape[1]), self.points.dtype)
 
     @classmethod
     def from_log_weights(cls, points: Float[Array, "L D"], log_weights: Float[Array, " L"] | None) -> "Empirical":
@@ -47,22 +49,48 @@ class Empirical(AbstractMeasure):
         """The number of atoms, L."""
         return self.points.shape[0]
 
+    @checks.quietly
     def log_masses(self) -> Float[Array, " L"]:
         """The logarithms of the atoms' weights, tilt included, all at once."""
+        if checks.library(self) is np:
+            return jnp.asarray(self._known_log_masses(), self.points.dtype)
         scores = self.points @ self.theta
         return jax.nn.log_softmax(scores if self.log_weights is None else scores + self.log_weights)
 
+    def _known_log_masses(self) -> np.ndarray:
+        scores = np.asarray(self.points) @ np.asarray(self.theta)
+        scores = scores if self.log_weights is None else scores + np.asarray(self.log_weights)
+        scores -= scores.max()
+        return scores - np.log(np.exp(scores).sum())
+
+    def _is_few(self, theta: Any = None) -> bool:
+        """Whether NumPy does: a program would be compiled for each number of tokens."""
+        return self.size <= DIRECT and checks.library(self, theta) is np
+
+    @checks.quietly
     def _cgf(self, theta):
+        if self._is_few(theta):
+            before = self._known_log_masses()
+            after = before + np.asarray(self.points) @ np.asarray(theta)
+            return jnp.asarray(np.logaddexp.reduce(after) - np.logaddexp.reduce(before), self.points.dtype)
         before = tilted_log_mass(self.points, self.log_weights, self.theta)
         return tilted_log_mass(self.points, self.log_weights, self.theta + theta) - before
 
     def _tilt(self, theta):
         return eqx.tree_at(lambda mu: mu.theta, self, self.theta + theta)
 
+    @checks.quietly
     def _mean(self):
+        if self._is_few():
+            return jnp.asarray(np.exp(self._known_log_masses()) @ np.asarray(self.points), self.points.dtype)
         return tilted_mean(self.points, self.log_weights, self.theta)
 
+    @checks.quietly
     def _cov(self):
+        if self._is_few():
+            masses, points = np.exp(self._known_log_masses()), np.asarray(self.points)
+            centred = points - masses @ points
+            return jnp.asarray((masses[:, None] * centred).T @ centred, points.dtype)
         return tilted_cov(self.points, self.log_weights, self.theta)
 
     def _fourth(self, b, A, B):
@@ -77,12 +105,14 @@ class Empirical(AbstractMeasure):
     def _atoms(self):
         return self
 
+    @eqx.filter_jit  # one program, not ten
     def _sample(self, key: PRNGKeyArray, n: int):
         return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]
 
     def _subgaussian(self):
         """The radius of a ball that holds every atom of positive weight (Hoeffding)."""
-        held = jnp.ones(self.size, bool) if self.log_weights is None else self.log_weights > -jnp.inf
+        library = checks.library(self)
+        held = library.ones(self.size, bool) if self.log_weights is None else library.isfinite(self.log_weights)
         return enclosing_radius(self.points, held)
 
     def _radius(self):
@@ -90,12 +120,15 @@ class Empirical(AbstractMeasure):
         return norms.max() if self.log_weights is None else jnp.where(self.log_weights > -jnp.inf, norms, 0).max()
 
     def _tails(self):
-        return (jnp.zeros((self.dim, self.dim)),)
+        return (jnp.asarray(np.zeros((self.dim, self.dim)), float),)
 
 
-def enclosing_radius(points: Float[Array, "n D"], held: Bool[Array, " n"]) -> Float[Array, ""]:
+@checks.quietly
+def enclosing_radius(points: Float[Array, "n D"], held: Bool[Array | np.ndarray, " n"]) -> Float[Array, ""]:
     """The radius of a ball around the points that are held, the smaller of two simple ones."""
-    points = jnp.where(held[:, None], points, points[jnp.argmax(held)])
+    library = checks.library(points, held)
+    points, held = library.asarray(points), library.asarray(held)
+    points = library.where(held[:, None], points, points[library.argmax(held)])
     middle = (points.max(axis=0) + points.min(axis=0)) / 2
-    radii = [jnp.linalg.norm(points - centre, axis=1).max() for centre in (points.mean(axis=0), middle)]
-    return jnp.minimum(*radii)
+    radii = [library.linalg.norm(points - centre, axis=1).max() for centre in (points.mean(axis=0), middle)]
+    return jnp.asarray(library.minimum(*radii), points.dtype)

@@ -171,16 +171,31 @@ def as_measure(name: str, mu: Any, dim: int | None = None) -> AbstractMeasure:
 
 def linearised(mu: AbstractMeasure, f: ScoreFunction, u: Float[Array, " D"]) -> Expectation:
     """The expectation for scores near 0, where f(s) is f(0) + f'(0)s."""
-    zero = jnp.zeros_like(u)
     constant, slope = jax.jvp(lambda s: f(s)[0], (jnp.zeros(1, u.dtype),), (jnp.ones(1, u.dtype),))
-    second, third = jax.jvp(lambda s: exponential_second_moment(mu, s), (zero,), (u,))
-    mean = mu._mean()
+    mean, second, third = moments_along(mu, u)
     value, times_z = constant + slope * (u @ mean), constant * mean + slope * second @ u
     return Expectation(value, times_z, constant * second + slope * third, jnp.zeros((), u.dtype))
 
 
-def exponential_second_moment(mu: AbstractMeasure, s: Float[Array, " D"]) -> Float[Array, "D D"]:
-    """E zzᵀ e^{⟨s,z⟩}, whose derivatives at 0 are moments of higher order."""
-    tilted = mu._tilt(s)
-    mean = tilted._mean()
-    return jnp.exp(mu._cgf(s)) * (tilted._cov() + jnp.outer(mean, mean))
+def moments_along(
+    mu: AbstractMeasure, u: Float[Array, " D"]
+) -> tuple[Float[Array, " D"], Float[Array, "D D"], Float[Array, "D D"]]:
+    """E z, E zzᵀ and E zzᵀ⟨u,z⟩, whose third cumulant is the slope of the covariance."""
+    mean = mu._mean()
+    cov, third = jax.jvp(lambda s: mu._tilt(s)._cov(), (jnp.zeros_like(u),), (u,))
+    second = cov + jnp.outer(mean, mean)
+    return mean, second, third + _both(mean, cov @ u) + (mean @ u) * second
+
+
+def fourth_along(mu: AbstractMeasure, u: Float[Array, " D"], v: Float[Array, " D"]) -> Float[Array, "D D"]:
+    """E zzᵀ⟨u,z⟩⟨v,z⟩, from the covariance and its derivatives in a tilt, which are cumulants."""
+    mean = mu._mean()
+    slope = lambda s: jax.jvp(lambda s: mu._tilt(s)._cov(), (s,), (v,))  # noqa: E731
+    (cov, of_v), (of_u, of_both) = jax.jvp(slope, (jnp.zeros_like(u),), (u,))
+    second = cov + jnp.outer(mean, mean)
+    with_means = (mean @ u) * (of_v + _both(mean, cov @ v)) + (mean @ v) * (of_u + _both(mean, cov @ u))
+    return of_both + _both(mean, of_u @ v) + _both(cov @ u, cov @ v) + with_means + (u @ second @ v) * second
+
+
+def _both(a: Float[Array, " D"], b: Float[Array, " D"]) -> Float[Array, "D D"]:
+    return jnp.outer(a, b) + jnp.outer(b, a)

@@ -3,6 +3,7 @@ import itertools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
@@ -23,7 +24,7 @@ class Rademacher(AbstractMeasure):
 
     def __init__(self, scale: Numbers):
         self.h = checks.scales("scale", scale)
-        self.bias = jnp.zeros_like(self.h)
+        self.bias = jnp.asarray(np.zeros(self.h.shape), self.h.dtype)
 
     @property
     def dim(self) -> int:
@@ -51,6 +52,7 @@ class Rademacher(AbstractMeasure):
         signs = jnp.asarray(list(itertools.product((-1.0, 1.0), repeat=self.dim)), self.h.dtype)
         return Empirical.from_log_weights(signs * self.h, jax.nn.log_sigmoid(2 * self.bias * signs).sum(axis=1))
 
+    @eqx.filter_jit  # one program, not ten
     def _sample(self, key: PRNGKeyArray, n: int):
         plus = jax.random.uniform(key, (n, self.dim), self.h.dtype) < jax.nn.sigmoid(2 * self.bias)
         return jnp.where(plus, self.h, -self.h)
@@ -64,4 +66,4 @@ class Rademacher(AbstractMeasure):
         return jnp.linalg.norm(self.h)
 
     def _tails(self):
-        return (jnp.zeros((self.dim, self.dim)),)
+        return (jnp.asarray(np.zeros((self.dim, self.dim)), float),)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from largeprompt import _checks as checks
 from largeprompt._typing import Numbers
 
-from ._bessel import bessel_ratio, log_bessel_increment
+from ._bessel import bessel_ratio, log_bessel, log_bessel_increment
 from ._empirical import Empirical
 from ._expectation import Expectation, panels
 from ._measure import AbstractMeasure, linearised
@@ -32,7 +32,7 @@ class Sphere(AbstractMeasure):
 
     def __init__(self, radius: Numbers, dim: int):
         self.rho = checks.number("radius", radius, at_least=0)
-        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim), self.rho.dtype))
+        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim)), self.rho.dtype)
 
     @property
     def dim(self) -> int:
@@ -97,7 +97,7 @@ class Sphere(AbstractMeasure):
 
         def log_density(alpha):
             q = (self.rho * jnp.sin(alpha)) ** 2 * (across @ across)
-            bent = jax.vmap(lambda step: log_bessel_increment(order, jnp.zeros_like(step), step))(q)
+            bent = jax.vmap(functools.partial(log_bessel, order))(q)
             around = (self.dim - 2) * jnp.log(jnp.sin(alpha)) if self.dim > 2 else 0.0
             return around + self.rho * (self.theta @ pole) * jnp.cos(alpha) + bent
 
@@ -136,7 +136,7 @@ class Sphere(AbstractMeasure):
         return self.rho
 
     def _tails(self):
-        return (jnp.zeros((self.dim, self.dim)),)
+        return (jnp.asarray(np.zeros((self.dim, self.dim)), float),)
 
 
 @jax.jit
