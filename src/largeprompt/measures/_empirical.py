@@ -49,28 +49,24 @@ class Empirical(AbstractMeasure):
         """The number of atoms, L."""
         return self.points.shape[0]
 
+    def _is_few(self, theta: Any = None) -> bool:
+        """Whether NumPy does: JAX would compile a program for each number of tokens."""
+        return self.size <= DIRECT and checks.library(self, theta) is np
+
     @checks.quietly
     def log_masses(self) -> Float[Array, " L"]:
         """The logarithms of the atoms' weights, tilt included, all at once."""
-        if checks.library(self) is np:
-            return jnp.asarray(self._known_log_masses(), self.points.dtype)
-        scores = self.points @ self.theta
-        return jax.nn.log_softmax(scores if self.log_weights is None else scores + self.log_weights)
+        return jnp.asarray(self._log_masses(np if self._is_few() else jnp), self.points.dtype)
 
-    def _known_log_masses(self) -> np.ndarray:
-        scores = np.asarray(self.points) @ np.asarray(self.theta)
-        scores = scores if self.log_weights is None else scores + np.asarray(self.log_weights)
-        scores -= scores.max()
-        return scores - np.log(np.exp(scores).sum())
-
-    def _is_few(self, theta: Any = None) -> bool:
-        """Whether NumPy does: a program would be compiled for each number of tokens."""
-        return self.size <= DIRECT and checks.library(self, theta) is np
+    def _log_masses(self, library: Any) -> Any:
+        scores = library.asarray(self.points) @ library.asarray(self.theta)
+        scores = scores if self.log_weights is None else scores + library.asarray(self.log_weights)
+        return scores - (np.logaddexp.reduce(scores) if library is np else jax.nn.logsumexp(scores))
 
     @checks.quietly
     def _cgf(self, theta):
         if self._is_few(theta):
-            before = self._known_log_masses()
+            before = self._log_masses(np)
             after = before + np.asarray(self.points) @ np.asarray(theta)
             return jnp.asarray(np.logaddexp.reduce(after) - np.logaddexp.reduce(before), self.points.dtype)
         before = tilted_log_mass(self.points, self.log_weights, self.theta)
@@ -82,13 +78,13 @@ class Empirical(AbstractMeasure):
     @checks.quietly
     def _mean(self):
         if self._is_few():
-            return jnp.asarray(np.exp(self._known_log_masses()) @ np.asarray(self.points), self.points.dtype)
+            return jnp.asarray(np.exp(self._log_masses(np)) @ np.asarray(self.points), self.points.dtype)
         return tilted_mean(self.points, self.log_weights, self.theta)
 
     @checks.quietly
     def _cov(self):
         if self._is_few():
-            masses, points = np.exp(self._known_log_masses()), np.asarray(self.points)
+            masses, points = np.exp(self._log_masses(np)), np.asarray(self.points)
             centred = points - masses @ points
             return jnp.asarray((masses[:, None] * centred).T @ centred, points.dtype)
         return tilted_cov(self.points, self.log_weights, self.theta)
@@ -107,12 +103,11 @@ class Empirical(AbstractMeasure):
 
     @eqx.filter_jit  # one program, not ten
     def _sample(self, key: PRNGKeyArray, n: int):
-        return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]
+        return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self._log_masses(np)))]
 
     def _subgaussian(self):
         """The radius of a ball that holds every atom of positive weight (Hoeffding)."""
-        library = checks.library(self)
-        held = library.ones(self.size, bool) if self.log_weights is None else library.isfinite(self.log_weights)
+        held = np.ones(self.size, bool) if self.log_weights is None else self.log_weights > -jnp.inf
         return enclosing_radius(self.points, held)
 
     def _radius(self):
@@ -126,7 +121,7 @@ class Empirical(AbstractMeasure):
 @checks.quietly
 def enclosing_radius(points: Float[Array, "n D"], held: Bool[Array | np.ndarray, " n"]) -> Float[Array, ""]:
     """The radius of a ball around the points that are held, the smaller of two simple ones."""
-    library = checks.library(points, held)
+    library = checks.library(points, held) if len(points) <= DIRECT else jnp
     points, held = library.asarray(points), library.asarray(held)
     points = library.where(held[:, None], points, points[library.argmax(held)])
     middle = (points.max(axis=0) + points.min(axis=0)) / 2
