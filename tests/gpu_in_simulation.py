@@ -8,6 +8,7 @@ written holds NaN. What is to be compared with the processor's engine is a `Tria
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import signal
 import sys
@@ -153,6 +154,35 @@ def poison() -> None:
             return self._allocations[key]
 
     local.array, shared.array, shared.__init__ = array, shared_array, begin_poisoned
+
+
+def wake_one_another() -> None:
+    """Threads of a block wait at a barrier; the simulator has one more thread ask all the time which of them wait."""
+    from numba.cuda.simulator import kernel
+
+    def run(self, place, *arguments):
+        barrier = threading.Barrier(math.prod(self._block_dim), timeout=60)
+
+        def thread():
+            try:
+                self._f(*arguments)
+            except BaseException:
+                barrier.abort()  # so that no other waits for this one
+                raise
+
+        self.barrier = barrier
+        threads = [kernel.BlockThread(thread, self, place, own, self._debug) for own in np.ndindex(*self._block_dim)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        failed = [error for each in threads if each.exception for error in each.exception[:1]]
+        for error in sorted(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+
+    block: Any = kernel.BlockManager
+    member: Any = kernel.BlockThread
+    block.run, member.syncthreads = run, lambda self: self._manager.barrier.wait()
 
 
 def journey(runs: Sequence[GpuRun]) -> tuple[list[dict[str, np.ndarray]], int]:
@@ -332,9 +362,9 @@ def main(folder: Path) -> None:
     """Everything that is to be found."""
     # with 32-bit words as numbers of NumPy, what wraps around on purpose is a warning
     warnings.filterwarnings("ignore", message="overflow encountered in scalar add")
-    sys.setswitchinterval(5e-4)  # of threads that mostly wait for one another
     lp.use_float64()
     poison()
+    wake_one_another()
     found = Findings()
     trials(found)
     pieces(found)

@@ -16,7 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 STEP = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.S)
-RUN_LONGER_THAN_THEY_COMPILE = {"causal"}  # pages whose programs go through XLA's optimiser
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", re.A)
 
 
@@ -38,10 +37,8 @@ def printed(code: str, page: Path, namespace: dict) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if STEP.search(page.read_text())], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_print_what_it_shows(page, tmp_path, monkeypatch, request):
+def test_the_examples_of_a_page_print_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if page.stem in RUN_LONGER_THAN_THEY_COMPILE:
-        request.getfixturevalue("optimised")
     namespace = {}
     for code, shown in STEP.findall(page.read_text()):
         found = printed(code, page, namespace)

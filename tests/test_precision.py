@@ -14,8 +14,9 @@ from largeprompt.lab._history import risks
 from largeprompt.lab._yardstick import yardstick
 from largeprompt.paper import Choice
 
-ARRAYS_OF_IMPORTS = """
-import importlib, pkgutil
+# imports of everything, and then work in float32 before that in float64, in the order that the docs show
+PROGRAM = """
+import importlib, json, pkgutil, sys
 import jax, largeprompt
 from largeprompt._device import gpu_refusal
 left_out = ["largeprompt.models.compression._press"]  # needs kvpress
@@ -24,19 +25,12 @@ if "numba-cuda" in (gpu_refusal("cuda") or ""):  # which is not there, or cannot
 for module in pkgutil.walk_packages(largeprompt.__path__, "largeprompt."):
     if not module.name.startswith(tuple(left_out)):
         importlib.import_module(module.name)
-print([array.shape for array in jax.live_arrays()])
-"""
-
-# in the order that the docs show, with some work in float32 before
-FLOAT32_FIRST = """
-import json, sys
+arrays = [array.shape for array in jax.live_arrays()]
 sys.path.insert(0, "tests")
-import largeprompt as lp
-import largeprompt.paper
 from test_precision import numbers
 before = numbers()
-lp.use_float64()
-print(json.dumps([before, numbers()]))
+largeprompt.use_float64()
+print(json.dumps([arrays, before, numbers()]))
 """
 
 SIGMA = ((1.0, 0.1), (0.1, 1.0))
@@ -57,20 +51,27 @@ def numbers():
     return {"types": [str(array.dtype) for array in arrays], "values": values}
 
 
-def printed(program, environment, root):
+@pytest.fixture(scope="module")
+def found(environment, pytestconfig):
+    """The arrays that imports make, the numbers before float64 is asked for, and those from there on."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=root, timeout=300
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=pytestconfig.rootpath,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return json.loads(done.stdout)
 
 
-def test_importing_any_module_makes_no_jax_array(environment, pytestconfig):
-    assert printed(ARRAYS_OF_IMPORTS, environment, pytestconfig.rootpath).strip() == "[]"
+def test_importing_any_module_makes_no_jax_array(found):
+    assert found[0] == []
 
 
-def test_float64_after_imports_and_float32_work_is_float64_from_there_on(environment, pytestconfig):
-    before, after = json.loads(printed(FLOAT32_FIRST, environment, pytestconfig.rootpath))
+def test_float64_after_imports_and_float32_work_is_float64_from_there_on(found):
+    _, before, after = found
     expected = numbers()
     assert set(before["types"]) == {"float32"}
     assert set(after["types"]) == set(expected["types"]) == {"float64"}

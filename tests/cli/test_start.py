@@ -100,13 +100,10 @@ print(f(x)[0], jax.jit(lambda x: f(x) * 2)(x)[0], jax.grad(lambda x: f(x).sum())
 """
 
 
-def quickly(**environment):
-    """What `compile_quickly` makes of `XLA_FLAGS`, and that programs run, optimised or not, alone or within others."""
-    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | environment
+def test_with_few_optimisations_programs_run_optimised_or_not_alone_or_within_others():
+    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True, env=given)
-    flags, values = run.stdout.splitlines()
-    assert (values, run.stderr) == ("1.0 2.0 0.0 1.0", "")
-    return flags
+    assert (run.stdout.splitlines(), run.stderr) == ([_compiled._quick_flags(), "1.0 2.0 0.0 1.0"], "")
 
 
 @pytest.mark.parametrize(("given", "level"), [(None, "1"), ("3", "3")])
@@ -119,16 +116,25 @@ def test_the_engine_has_the_first_level_of_optimisation_unless_another_is_asked_
     assert os.environ["NUMBA_OPT"] == level
 
 
-def test_compiling_quickly_adds_to_the_flags_of_the_compiler_once():
-    assert quickly() == _compiled._quick_flags()
-    other = "--xla_force_host_platform_device_count=1"
-    assert quickly(XLA_FLAGS=other) == f"{other} {_compiled._quick_flags()}"
-    assert quickly(XLA_FLAGS="--xla_backend_optimization_level=2") == "--xla_backend_optimization_level=2"
+def quickly(monkeypatch, given):
+    """What `compile_quickly` makes of `XLA_FLAGS`."""
+    monkeypatch.setenv("XLA_FLAGS", given)
+    _compiled.compile_quickly()
+    _compiled.compile_quickly()
+    return os.environ["XLA_FLAGS"]
 
 
-def test_beside_a_build_for_gpus_nothing_is_compiled_quickly(tmp_path):
+def test_compiling_quickly_adds_to_the_flags_of_the_compiler_once(monkeypatch):
+    assert quickly(monkeypatch, "") == _compiled._quick_flags()
+    other, own = "--xla_force_host_platform_device_count=1", "--xla_backend_optimization_level=2"
+    assert quickly(monkeypatch, other) == f"{other} {_compiled._quick_flags()}"
+    assert quickly(monkeypatch, own) == own
+
+
+def test_beside_a_build_for_gpus_nothing_is_compiled_quickly(monkeypatch, tmp_path):
     (tmp_path / "jax_cuda12_plugin.py").touch()
-    assert quickly(PYTHONPATH=str(tmp_path)) == ""
+    monkeypatch.syspath_prepend(tmp_path)
+    assert quickly(monkeypatch, "") == ""
 
 
 @pytest.mark.parametrize(
@@ -149,21 +155,6 @@ def test_what_runs_long_is_optimised_where_others_are_compiled_quickly(monkeypat
     assert _compiled.optimised_jit(lambda x: x + 1)(1) == 2
     (given,) = asked
     assert (given if given is None else list(given.values())[:3]) == options
-
-
-def test_commands_compile_quickly(tmp_path):
-    program = f"""
-import os, sys
-from largeprompt.cli import main
-sys.argv = ["largeprompt", "runs", "list", "--store", {str(tmp_path)!r}]
-try:
-    main()
-finally:
-    print(os.environ["XLA_FLAGS"])
-"""
-    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=given)
-    assert run.stdout.splitlines()[-1] == _compiled._quick_flags()
 
 
 def test_the_programs_used_longest_ago_are_dropped_first_and_once_a_day(tmp_path):
@@ -220,13 +211,22 @@ def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tm
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_a_command_without_a_cache_says_so_in_one_line_and_runs(tmp_path):
+def test_a_command_compiles_quickly_and_without_a_cache_says_so_in_one_line_and_runs(tmp_path):
     file = tmp_path / "file"
     file.touch()
-    environment = {**os.environ, "LARGEPROMPT_CACHE": str(file)}
-    command = [sys.executable, "-m", "largeprompt", "runs", "list", "--store", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    program = f"""
+import os, runpy, sys
+sys.argv = ["largeprompt", "runs", "list", "--store", {str(tmp_path)!r}]
+try:
+    runpy.run_module("largeprompt", run_name="__main__")
+finally:
+    print(os.environ["XLA_FLAGS"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["LARGEPROMPT_CACHE"] = str(file)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert run.returncode == 0
+    assert run.stdout.splitlines()[-1] == _compiled._quick_flags()
     assert re.fullmatch(r"largeprompt: compiled programs are not kept: \S+: Not a directory; .*\n", run.stderr)
 
 

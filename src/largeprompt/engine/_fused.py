@@ -29,7 +29,7 @@ class FusedTrainer(AbstractTrainer):
         training, arrays = self._training, self._arrays
         parts = arrays.weights_of(state.layers)
         diverged = np.array([-1 if at is None else at for at in arrays.ordered(state.diverged)])
-        moments = arrays.vectors(state.moments) if state.moments else None
+        moments = arrays.vectors(state.moments)
         trainer(arrays.softmax is not None, arrays.linear is not None)(
             state.step,
             stop,

@@ -27,7 +27,7 @@ from ._readings import draw_across, infinite_readings, linear_readings, readings
 from ._target import product_over_lanes, tuned
 from ._tiles import WIDTH, set_product
 from ._tokens import sums_of_heads
-from ._update import on_matrices, rule_at
+from ._update import rule_at
 from ._within import outermost
 
 f32, u32, f64 = np.float32, np.uint32, np.float64
@@ -105,17 +105,14 @@ def _gradients(d, w, first, readings, valid, law, s):
 
 
 @assembled
-def _descend(w, law, rate, rule, far):
+def _descend(w, law, rate, far, step, coefficients, moments, begin, size):
     begin_backprop(w, law.B, law.plain)
     backprop(w, law.B, law.plain)
-    return accept(w, surely_within(propose(w, law.Bq, law.plain, rate, rule), far, 1), far)
-
-
-@on_matrices
-def _rule(step, coefficients, moments, begin, size):
-    if moments is None:
-        return None
-    return rule_at(step, coefficients, moments, begin, size)
+    if len(moments) == 0:
+        square = propose(w, law.Bq, law.plain, rate, None)
+    else:
+        square = propose(w, law.Bq, law.plain, rate, rule_at(step, coefficients, moments, begin, size))
+    return accept(w, surely_within(square, far, 1), far)
 
 
 @functools.cache
@@ -177,14 +174,17 @@ def _trainer(sources: str, softmax: bool, linear: bool):
                     _gradients(d, line, m, s.linear, valid, law, s)
             going = False
             if softmax:
-                rule = _rule(step, coefficients, moments, 0, order)
-                if diverged[0] < 0 and not _descend(soft, law, rate / batch, rule, far):
+                if diverged[0] < 0 and not _descend(
+                    soft, law, rate / batch, far, step, coefficients, moments, 0, order
+                ):
                     diverged[0] = step
                 going = going or diverged[0] < 0
             if linear:
                 at = 1 if softmax else 0
-                rule = _rule(step, coefficients, moments, len(soft.proposed) if softmax else 0, order)
-                if diverged[at] < 0 and not _descend(line, law, rate / batch, rule, far):
+                begin = len(soft.proposed) if softmax else 0
+                if diverged[at] < 0 and not _descend(
+                    line, law, rate / batch, far, step, coefficients, moments, begin, order
+                ):
                     diverged[at] = step
                 going = going or diverged[at] < 0
             if not going:
