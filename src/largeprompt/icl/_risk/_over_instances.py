@@ -90,13 +90,13 @@ class OverInstances(AbstractRisk):
         return jax.lax.scan(merge, Moments(jnp.zeros(()), zeros, zeros), chunks)[0]
 
     def value_and_gradient(self, layer):
-        return self._moments(layer, jax.value_and_grad).mean
+        return self.average_with_gradient(layer).mean
 
     def average(self, layer):
         return self._moments(layer, lambda loss: loss)
 
-    def gradient_average(self, layer):
-        return self._moments(layer, jax.grad)
+    def average_with_gradient(self, layer):
+        return self._moments(layer, jax.value_and_grad)
 
     def pieces(self, draws):
         n = self.keys.shape[0]
