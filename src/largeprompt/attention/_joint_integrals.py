@@ -119,6 +119,7 @@ def _integrals(
     return found
 
 
+@functools.lru_cache(maxsize=64)
 def nonempty(L: float | Lengths) -> tuple[Grid, Grid]:
     """Lengths of at least 1 and their probabilities, by the rule of a law."""
     lengths, shares = L.rule() if isinstance(L, Lengths) else (np.array([float(L)]), np.ones(1))
