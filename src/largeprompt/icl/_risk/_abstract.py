@@ -106,6 +106,10 @@ class AbstractRisk(eqx.Module):
         """The gradient and the standard error of each entry."""
         return self.gradient_average(layer).finished()
 
+    def estimate(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The risk and its standard error, from pieces."""
+        return pooled(self, layer, "average")
+
     def pieces(self, draws: int) -> "Iterable[AbstractRisk]":
         """Averages over `draws` draws each, a power of two, that make up this one."""
         return [self]

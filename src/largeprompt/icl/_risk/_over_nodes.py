@@ -28,7 +28,7 @@ from largeprompt.attention import AbstractLayer, QueryMoments, WeightMoments, me
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk, Replicates
+from ._abstract import AbstractGaussianRisk, Replicates, pooled
 from ._closed_form import gaussian_risk
 from ._nodes import Nodes
 from ._quadrature import METHOD
@@ -62,6 +62,11 @@ class AbstractOverNodes(AbstractGaussianRisk):
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
         of_replicate = eqx.filter_value_and_grad(lambda layer, nodes: self.over(nodes, layer))
         return Replicates(jnp.ones(()), jax.vmap(lambda nodes: of_replicate(layer, nodes))(self.nodes))
+
+    def estimate(self, layer):
+        # by the program that has chosen the control variate, rather than by one more
+        each = pooled(self, layer, "average_of_each_control")
+        return jax.tree.map(lambda both: jnp.where(self.control > 0, both[0], both[1]), each)
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):

@@ -33,6 +33,10 @@ class WithEmpty(AbstractRisk):
         found = self.rest.average_with_gradient(layer)
         return Replicates(found.size, self._both(found.means))
 
+    def estimate(self, layer):
+        value, error = self.rest.estimate(layer)
+        return self._risk(value), (1 - self.share) * error
+
     def pieces(self, draws):
         return (eqx.tree_at(lambda f: f.rest, self, piece) for piece in self.rest.pieces(draws))
 
