@@ -14,7 +14,7 @@ from numpy.polynomial import chebyshev
 from largeprompt._typing import Numbers
 
 from ._chebyshev_nodes import chebyshev_coefficients, chebyshev_nodes
-from ._joint_integrals import TABULATED, held, joint_integrals, nonempty
+from ._joint_integrals import TABULATED, held, nonempty, opposite_integrals
 from ._lengths import Lengths, length_or_law, longest
 from ._weights import WeightMoments
 
@@ -130,7 +130,7 @@ def _interpolated(table: Float[Array, "5 n n r"], box: _Box, beta, beta2, correl
 @functools.lru_cache(maxsize=64)
 def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
     """The coefficients of the five ratios as polynomials on one box, from the quadrature at Chebyshev nodes."""
-    n, m = box.nodes, box.correlations
+    n, m, nodes = box.nodes, box.correlations, chebyshev_nodes(box.correlations)
     if longest(L) == 1:  # one weight, which is 1
         return np.zeros((5, n, n, m))
     beta = _SCALE * np.tan(box.angle * (chebyshev_nodes(n) + 1) / 2)
@@ -140,9 +140,12 @@ def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
     for i in range(n):
         for j in range(i, n):
             scale = [math.sqrt(one * other) for one, other in zip(alone[i], alone[j], strict=True)]
-            for k, correlation in enumerate(chebyshev_nodes(m)):
-                found = joint_integrals(float(beta[i]), float(beta[j]), float(correlation), L, TABULATED)
-                q, uu, uv, vu, vv = found
+            pairs = [
+                opposite_integrals(float(beta[i]), float(beta[j]), float(r), L, TABULATED) for r in nodes[: m // 2]
+            ]
+            # the nodes are as many below 0 as above it
+            for k, found in enumerate([pair[0] for pair in pairs] + [pair[1] for pair in pairs[::-1]]):
+                correlation, (q, uu, uv, vu, vv) = nodes[k], found
                 start = math.log(q / scale[0])
                 if box is _NARROW:
                     rho = correlation * beta[i] * beta[j]
@@ -150,7 +153,7 @@ def _table(L: int | float | Lengths, box: _Box) -> np.ndarray:
                 ratios = np.array([start, uu / q, vv / q, vu / q, uv / scale[1]])
                 values[:, i, j, k], values[:, j, i, k] = ratios, ratios[[0, 2, 1, 3, 4]]
     one, other = _from_values(n), _from_values(m)
-    return np.einsum("ai,bj,ck,fijk->fabc", one, one, other, values)
+    return np.einsum("ai,bj,ck,fijk->fabc", one, one, other, values, optimize=True)
 
 
 def _from_values(n: int) -> np.ndarray:

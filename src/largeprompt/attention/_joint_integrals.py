@@ -28,6 +28,7 @@ Grid = Float[np.ndarray, " n"]
 _LARGEST = 6.0  # of τ + s: e^{-e^6} is nothing
 _FINEST = 200  # points of the inner average per step of τ', beyond which it is taken point by point
 _PARTS = 8  # of that step, for the same reason
+_LESS_THAN_1 = 1 - 2.0**-53
 
 
 class Accuracy(NamedTuple):
@@ -71,38 +72,54 @@ def joint_integrals(
 
     For a law of lengths they are averages over its prompts that are not empty.
     """
+    return _integrals(beta, other, [correlation], L, accuracy)[0]
+
+
+def opposite_integrals(
+    beta: float, other: float, correlation: float, L: float | Lengths, accuracy: Accuracy = FULL
+) -> tuple[JointIntegrals, JointIntegrals]:
+    """The same at the correlation and at its negative, which have much in common."""
+    same, opposite = _integrals(beta, other, [correlation, -correlation], L, accuracy)
+    return same, opposite
+
+
+def _integrals(
+    beta: float, other: float, correlations: list[float], L: float | Lengths, accuracy: Accuracy
+) -> list[JointIntegrals]:
+    """The moments at correlations that differ by their signs alone."""
     if beta < other:
-        Q, uu, uv, vu, vv = joint_integrals(other, beta, correlation, L, accuracy)
-        return JointIntegrals(Q, vv, uv, vu, uu)
+        swapped = _integrals(other, beta, correlations, L, accuracy)
+        return [JointIntegrals(Q, vv, uv, vu, uu) for Q, uu, uv, vu, vv in swapped]
     # a wide step for one of the two only: along τ − τ' the integrand is as narrow as ever where scores are proportional
     most = float(longest(L))
     (tau, step), (tau2, step2) = _tau(beta, most, accuracy, wide=True), _tau(other, most, accuracy, wide=False)
     # s = βg and s' = β'(rg + √(1−r²)g'): given g the two averages are apart
-    slope, rest = correlation * other, other * math.sqrt(max(0.0, 1 - correlation**2))
-    g, weights, second = _inner(tau2, step2, beta, slope, rest, accuracy)
-    first = _powers(tau[:, None] + beta * g)
-    missing = first[0] * weights
-    F = [values * weights for values in first[1:]]
-    # 1 − φ to its own relative accuracy: 1 − ab = (1−a) + (1−b) − (1−a)(1−b)
-    gap = missing.sum(axis=1)[:, None] + weights @ second[0] - missing @ second[0]
-    log_phi = np.where(gap < 0.5, np.log1p(-np.minimum(gap, 0.5)), np.log(np.maximum(F[0] @ second[1], 1e-300)))
-    token, pair = (step * step2 * part for part in _generating(L, log_phi))
+    slope, rest = correlations[0] * other, other * math.sqrt(max(0.0, 1 - correlations[0] ** 2))
+    g, weights, finer = _outer(step2, beta, abs(slope), rest, accuracy)
+    F = [values * weights for values in _powers(tau[:, None] + beta * g)]
+    of_F = [values.sum(axis=1)[:, None] for values in F]
+    apart = held(beta, L)[1] - held(other, L)[0]
+    found = []
+    for correlation in correlations:
+        second = _inner(g, tau2, step2, correlation * other, rest, finer, accuracy)
+        # 1 − φ to its own relative accuracy: 1 − ab = (1−a) + (1−b) − (1−a)(1−b)
+        gap = of_F[0] + weights @ second[0] - F[0] @ second[0]
+        token, pair = (step * step2 * part for part in _generating(L, np.log1p(-np.minimum(gap, _LESS_THAN_1))))
 
-    P11, P20, P02 = F[1] @ second[2], F[2] @ second[1], F[0] @ second[3]
-    # sums of token·P_jk in the order that takes the fewest products of matrices
-    weighted = [token @ second[k + 1].T for k in (1, 2, 3)]
-
-    def tokens(j: int, k: int) -> float:
-        return float(np.vdot(F[j], weighted[k - 1]))
-
-    Q, P21, P12, P22 = tokens(1, 1), tokens(2, 1), tokens(1, 2), tokens(2, 2)
-    uu = tokens(3, 1) - 2 * P21 + float(np.sum(pair * P20 * P11))
-    vv = tokens(1, 3) - 2 * P12 + float(np.sum(pair * P02 * P11))
-    vu = Q + P22 - P21 - P12 + float(np.sum(pair * P11**2))
-    both = P22 + float(np.sum(pair * P20 * P02))
-    return JointIntegrals(Q, uu, held(beta, L)[1] - held(other, L)[0] + both, vu, vv)
+        P11, P20, P02 = F[1] @ second[1], of_F[2] - F[2] @ second[0], weights @ second[2] - F[0] @ second[2]
+        # sums of token·P_jk in the order that takes the fewest products of matrices
+        weighted = [None, *(token @ values.T for values in second[1:])]
+        Q, P21, P12, P22, P31, P13 = (
+            float(np.vdot(F[j], weighted[k])) for j, k in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3))
+        )
+        uu, vv, vu, uv = (float(np.vdot(pair, part)) for part in (P20 * P11, P02 * P11, P11**2, P20 * P02))
+        found.append(
+            JointIntegrals(Q, P31 - 2 * P21 + uu, apart + P22 + uv, Q + P22 - P21 - P12 + vu, P13 - 2 * P12 + vv)
+        )
+    return found
 
 
+@functools.lru_cache(maxsize=64)
 def nonempty(L: float | Lengths) -> tuple[Grid, Grid]:
     """Lengths of at least 1 and their probabilities, by the rule of a law."""
     lengths, shares = L.rule() if isinstance(L, Lengths) else (np.array([float(L)]), np.ones(1))
@@ -143,11 +160,12 @@ def _tau(beta: float, L: float, accuracy: Accuracy, wide: bool) -> tuple[Grid, f
 
 
 def _powers(x: np.ndarray) -> list[np.ndarray]:
-    """1 − e^{-e^x}, and e^{kx}e^{-e^x} for k = 0, …, 3."""
+    """1 − e^{-e^x}, and e^{kx}e^{-e^x} for k = 1, 2, 3."""
     exponential = np.exp(np.minimum(x, _LARGEST))
-    found = [-np.expm1(-exponential), np.exp(-exponential)]
+    found, power = [-np.expm1(-exponential)], np.exp(-exponential)
     for _ in range(3):
-        found.append(found[-1] * exponential)
+        power = power * exponential
+        found.append(power)
     return found
 
 
@@ -159,10 +177,12 @@ def _smoothed(x: np.ndarray, width: float, accuracy: Accuracy) -> list[np.ndarra
     return [values @ weights for values in _powers(x[..., None] + width * g)]
 
 
-def _smoothed_along(start: float, spacing: float, points: int, width: float, accuracy: Accuracy) -> list[np.ndarray]:
+def _smoothed_along(
+    start: float | Float[np.ndarray, " s"], spacing: float, points: int, width: float, accuracy: Accuracy
+) -> list[np.ndarray]:
     """The same at equally spaced points: where nodes of g lie on a grid of them too, few numbers are needed."""
-    widest = accuracy.widest_step(width) * width
-    parts = math.ceil(spacing / widest)  # of the spacing
+    start, widest = np.asarray(start)[..., None], accuracy.widest_step(width) * width
+    parts = math.ceil(spacing / widest) if width > 1e-12 else _PARTS + 1  # of the spacing
     if parts > _PARTS:
         return _smoothed(start + spacing * np.arange(points), width, accuracy)
     fine = spacing / parts
@@ -170,24 +190,26 @@ def _smoothed_along(start: float, spacing: float, points: int, width: float, acc
     g, weights = accuracy.normal(width, 3, every * fine / width)
     first, long = round(g[0] * width / fine), every * (len(g) - 1) + 1
     values = np.stack(_powers(start + fine * np.arange(first, first + parts * (points - 1) + long)))
-    windows = np.lib.stride_tricks.sliding_window_view(values, long, axis=1)
-    return list(windows[:, ::parts, ::every] @ weights)
+    windows = np.lib.stride_tricks.sliding_window_view(values, long, axis=-1)
+    return list(windows[..., ::parts, ::every] @ weights)
+
+
+def _outer(step: float, beta: float, slope: float, rest: float, accuracy: Accuracy) -> tuple[Grid, Grid, int]:
+    """Nodes g for the outer average, and where slope·g lies on a grid, how many of its steps make one of τ'; else 0."""
+    spacing = accuracy.widest_step(beta)
+    finer = math.ceil(step / (slope * spacing)) if rest > 1e-12 and slope * spacing * _FINEST > step else 0
+    return *accuracy.normal(beta, 3, step / (finer * slope) if finer else spacing), finer
 
 
 def _inner(
-    tau: Float[np.ndarray, " t"], step: float, beta: float, slope: float, rest: float, accuracy: Accuracy
-) -> tuple[Grid, Grid, list[np.ndarray]]:
-    """Nodes g for the outer average, and the inner one at slope·g + τ' for all g and τ'."""
-    g, weights = accuracy.normal(beta, 3)
-    spacing = g[1] - g[0]
-    finer = math.ceil(step / (abs(slope) * spacing)) if abs(slope) * spacing * _FINEST > step else 0
-    if rest < 1e-12 or finer == 0:
-        return g, weights, _smoothed(slope * g[:, None] + tau, rest, accuracy)
-    # with a spacing of which slope·g takes whole parts of the step of τ', few different numbers are needed
-    g, weights = accuracy.normal(beta, 3, step / (finer * abs(slope)))
-    shift = np.round(slope * g * (finer / step)).astype(int)
-    index = shift[:, None] + finer * np.arange(len(tau))
-    lowest, highest = int(index.min()), int(index.max())
+    g: Grid, tau: Float[np.ndarray, " t"], step: float, slope: float, rest: float, finer: int, accuracy: Accuracy
+) -> list[Float[np.ndarray, "g t"]]:
+    """The inner average at slope·g + τ' for all g and τ'."""
+    if not finer:
+        return _smoothed_along(tau[0] + slope * g, step, len(tau), rest, accuracy)
+    # on the grid few different numbers are needed
+    lowest, long = round(min(slope * g[0], slope * g[-1]) * finer / step), finer * (len(tau) - 1) + 1
     spacing = step / finer
-    averages = _smoothed_along(float(tau[0]) + spacing * lowest, spacing, highest + 1 - lowest, rest, accuracy)
-    return g, weights, [values[index - lowest] for values in averages]
+    averages = _smoothed_along(tau[0] + spacing * lowest, spacing, len(g) + long - 1, rest, accuracy)
+    windows = np.lib.stride_tricks.sliding_window_view(np.stack(averages), long, axis=1)[:, :, ::finer]
+    return list(np.ascontiguousarray(windows if slope > 0 else windows[:, ::-1]))

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from largeprompt import _checks as checks
 
 from ._chebyshev_nodes import chebyshev_coefficients, chebyshev_nodes
-from ._joint_integrals import TABULATED, Accuracy, joint_integrals
+from ._joint_integrals import TABULATED, Accuracy, opposite_integrals
 
 _SCALE = math.sqrt(2)
 
@@ -130,8 +130,8 @@ def _table(L: float, box: _Box) -> np.ndarray:
 
 def direct_parts(beta: float, other: float, correlation: float, L: float, accuracy: Accuracy) -> np.ndarray:
     """q, c_uu, c_vv and c_uv + c_vu of the odd parts, then of the even ones, by quadrature."""
-    same, opposite = (joint_integrals(beta, other, sign * correlation, L, accuracy) for sign in (1, -1))
-    one, two = (np.array([found.Q, found.uu, found.vv, found.uv + found.vu]) for found in (same, opposite))
+    both = opposite_integrals(beta, other, correlation, L, accuracy)
+    one, two = (np.array([found.Q, found.uu, found.vv, found.uv + found.vu]) for found in both)
     two[3] *= -1  # of a product of the two scores
     return np.concatenate([(one - two) / 2, (one + two) / 2])
 

@@ -1,6 +1,8 @@
 import contextlib
 import functools
 import importlib
+import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
@@ -27,7 +29,6 @@ if TYPE_CHECKING:  # Diffrax takes a second to import: where a flow is solved
     from largeprompt._display import Axes, Dataset
 
 _FAR = 1e8  # a parameter norm from which a flow counts as diverged
-_WORSE = 2.0  # times the error without control variate: from there on it does harm
 Solver = Literal["stabilised", "explicit", "implicit"]
 Ending = Literal["completed", "diverged", "out of steps", "outside the table"]
 Layer = TypeVar("Layer", bound=AbstractLayer)
@@ -193,31 +194,33 @@ def _solve(
     def is_far(t, y, args, **_):
         return norm(y) > _FAR
 
-    def is_settled(t, y, args, **_):
+    def is_settled(t, y, args):
         # an implicit step's equations are all rounding where nothing moves any more
         return norm(velocity(t, y, args)) * (end - t) < atol / 10
 
-    def is_misled(t, y, function, **_):
-        # with a control variate the average over nodes has no floor, and a flow may find the way down
-        reached = eqx.combine(y, static)
-        _, error = function.value_and_error(reached)
-        _, without = function.without_control().value_and_error(reached)
-        return error > _WORSE * without
+    def after_the_start(event):
+        # at the start, where Diffrax asks too, nothing of the kind has happened, and all that is asked compiles again
+        def happens(t, y, args, **_):
+            at_start = all(map(operator.is_, jax.tree.leaves(y), jax.tree.leaves(parameters)))
+            return jnp.asarray(False) if at_start else event(t, y, args)
+
+        return happens
 
     events: dict[str, Callable[..., Any]] = {"far": is_far}
     if solver == "implicit":
-        events["settled"] = is_settled
+        events["settled"] = after_the_start(is_settled)
     if function.may_mislead:
-        events["misled"] = is_misled
+        events["misled"] = after_the_start(lambda t, y, function: function.is_misled(eqx.combine(y, static)))
     if function.is_bounded:
-        events["outside"] = lambda t, y, function, **_: function.is_outside(eqx.combine(y, static))
+        events["outside"] = after_the_start(lambda t, y, function: function.is_outside(eqx.combine(y, static)))
     solvers = {
         "stabilised": Chebyshev(),
         "explicit": diffrax.Tsit5(),
         "implicit": diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol)),
     }
-    with _without_callbacks():
-        return diffrax.diffeqsolve(
+    with _quickly_traced():
+        # unwrapped, as it is compiled here: y stays the same tree of arrays up to the first question
+        return inspect.unwrap(diffrax.diffeqsolve)(
             diffrax.ODETerm(velocity),
             solvers[solver],
             t0=jnp.zeros_like(end),
@@ -236,18 +239,25 @@ def _solve(
 
 
 @contextlib.contextmanager
-def _without_callbacks() -> Iterator[None]:
+def _quickly_traced() -> Iterator[None]:
     """While a flow is traced, Diffrax checks no times: they are checked already, and JAX keeps no program on disk that
-    calls Python back.
+    calls Python back. The number before the last time, which it takes a hundred times over, is not much code.
     """
-    module, name = importlib.import_module("equinox._errors"), "EQX_ON_ERROR"
+    internal: Any = importlib.import_module("equinox.internal")
+    errors: Any = importlib.import_module("equinox._errors")
+    thread = threading.get_ident()
+
+    def number_before(x: Float[Array, ""]) -> Float[Array, ""]:
+        # of a positive one; other threads may trace what they like meanwhile
+        return x * (1 - jnp.finfo(x.dtype).eps / 2) if threading.get_ident() == thread else before(x)
+
     with _tracing:
-        before = getattr(module, name, None)
-        setattr(module, name, "off")
+        before, on_error = internal.prevbefore, getattr(errors, "EQX_ON_ERROR", None)
         try:
+            internal.prevbefore, errors.EQX_ON_ERROR = number_before, "off"
             yield
         finally:
-            setattr(module, name, before)
+            internal.prevbefore, errors.EQX_ON_ERROR = before, on_error
 
 
 def _happened(solution: "Solution", event: str) -> bool:
@@ -291,8 +301,7 @@ def _record(function: AbstractRisk, layers: AbstractLayer):
 
     def at_one_time(arrays):
         layer = eqx.combine(arrays, static)
-        value, error = function.value_and_error(layer)
-        gradient, gradient_error = function.gradient_and_error(layer)
+        (value, gradient), (error, gradient_error) = function.average_with_gradient(layer).finished()
         return value, error, norm(gradient), norm(gradient_error)
 
     return jax.lax.map(at_one_time, arrays)

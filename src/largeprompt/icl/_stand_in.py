@@ -67,7 +67,7 @@ def stand_in_error(
 
 @eqx.filter_jit
 def _mean(function: OverInstances, layer: AbstractLayer, gradient: bool) -> Any:
-    return (function.gradient_average(layer) if gradient else function.average(layer)).mean
+    return function.value_and_gradient(layer)[1] if gradient else function.average(layer).mean
 
 
 @eqx.filter_jit

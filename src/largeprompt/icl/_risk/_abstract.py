@@ -90,8 +90,13 @@ class AbstractRisk(eqx.Module):
         """The average that is the risk."""
 
     @abc.abstractmethod
+    def average_with_gradient(self, layer: AbstractLayer) -> Moments | Replicates:
+        """The average that is the pair of the risk and its gradient, in the shape of the layer."""
+
     def gradient_average(self, layer: AbstractLayer) -> Moments | Replicates:
-        """The average that is the gradient, in the shape of the layer."""
+        """The average that is the gradient."""
+        both = self.average_with_gradient(layer)
+        return type(both)(both.size, *(gradient for _, gradient in both[1:]))
 
     def value_and_error(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The risk and its standard error."""
@@ -100,6 +105,10 @@ class AbstractRisk(eqx.Module):
     def gradient_and_error(self, layer: AbstractLayer) -> tuple[AbstractLayer, AbstractLayer]:
         """The gradient and the standard error of each entry."""
         return self.gradient_average(layer).finished()
+
+    def estimate(self, layer: AbstractLayer) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The risk and its standard error, from pieces."""
+        return pooled(self, layer, "average")
 
     def pieces(self, draws: int) -> "Iterable[AbstractRisk]":
         """Averages over `draws` draws each, a power of two, that make up this one."""
@@ -117,6 +126,10 @@ class AbstractRisk(eqx.Module):
 
     def is_outside(self, layer: AbstractLayer) -> Bool[Array, ""]:
         """Whether a layer lies where the function does not hold."""
+        return jnp.zeros((), bool)
+
+    def is_misled(self, layer: AbstractLayer) -> Bool[Array, ""]:
+        """Whether a control variate does so at a layer."""
         return jnp.zeros((), bool)
 
     def without_control(self) -> "AbstractRisk":
@@ -140,9 +153,8 @@ class AbstractGaussianRisk(AbstractRisk):
     def average(self, layer) -> Replicates:
         return Replicates(jnp.ones(()), self.of_layer(layer))
 
-    def gradient_average(self, layer) -> Replicates:
-        gradient = eqx.filter_grad(lambda layer: self.of_layer(layer).mean())(layer)
-        return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], gradient))
+    def average_with_gradient(self, layer) -> Replicates:
+        return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], self.value_and_gradient(layer)))
 
 
 class AbstractHeadRisk(AbstractGaussianRisk):

@@ -78,7 +78,7 @@ def _refined(
     draws = min(PIECE, most)
     while True:
         function = risk_function(layer, task, L, key, draws=draws, query_in_prompt=query_in_prompt, method=method)
-        found, error = pooled(function, layer, "gradient_average" if gradient else "average")
+        found, error = pooled(function, layer, "gradient_average") if gradient else function.estimate(layer)
         size = checks.result(f"the {name}", size_of(found))
         spread = checks.result(f"the standard error of the {name}", size_of(error))
         if checks.is_traced(size) or checks.is_traced(spread):  # then there is nothing to judge by

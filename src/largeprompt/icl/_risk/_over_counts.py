@@ -74,9 +74,8 @@ class OverCounts(AbstractRisk):
     def average(self, layer):
         return Replicates(jnp.ones(()), self.of_layer(layer)[None])
 
-    def gradient_average(self, layer):
-        gradient = eqx.filter_grad(self.of_layer)(layer)
-        return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], gradient))
+    def average_with_gradient(self, layer):
+        return Replicates(jnp.ones(()), jax.tree.map(lambda leaf: leaf[None], self.value_and_gradient(layer)))
 
 
 def count_moments(

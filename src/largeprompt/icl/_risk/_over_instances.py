@@ -1,3 +1,4 @@
+import functools
 import math
 from typing import Any
 
@@ -76,27 +77,29 @@ class OverInstances(AbstractRisk):
         budget = max(1, min(n, 2**20 // (self.tokens(layer) * self.task.dim)))
         chunk = math.gcd(n, 2 ** int(math.log2(budget)))
 
-        def of_key(key) -> Any:
+        @functools.partial(jax.jit, inline=True)  # traced once, for its shapes and for the scan
+        @jax.vmap
+        def of_keys(key) -> Any:
             return function(lambda parameters: self._loss(eqx.combine(parameters, static), key))(parameters)
 
         def merge(total: Moments, keys):
-            terms = jax.vmap(of_key)(keys)
+            terms = of_keys(keys)
             mean = jax.tree.map(lambda x: x.mean(axis=0), terms)
             squares = jax.tree.map(lambda x, centre: jnp.sum((x - centre) ** 2, axis=0), terms, mean)
             return total.merged(Moments(jnp.full((), float(chunk)), mean, squares)), None
 
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_key, self.keys[0]))
         chunks = self.keys.reshape((n // chunk, chunk, *self.keys.shape[1:]))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), jax.eval_shape(of_keys, chunks[0]))
         return jax.lax.scan(merge, Moments(jnp.zeros(()), zeros, zeros), chunks)[0]
 
     def value_and_gradient(self, layer):
-        return self._moments(layer, jax.value_and_grad).mean
+        return self.average_with_gradient(layer).mean
 
     def average(self, layer):
         return self._moments(layer, lambda loss: loss)
 
-    def gradient_average(self, layer):
-        return self._moments(layer, jax.grad)
+    def average_with_gradient(self, layer):
+        return self._moments(layer, jax.value_and_grad)
 
     def pieces(self, draws):
         n = self.keys.shape[0]

@@ -28,11 +28,12 @@ from largeprompt.attention import AbstractLayer, QueryMoments, WeightMoments, me
 
 from .._blocks import Blocks, blocks
 from .._regression import LinearRegression
-from ._abstract import AbstractGaussianRisk, Replicates
+from ._abstract import AbstractGaussianRisk, Replicates, pooled
 from ._closed_form import gaussian_risk
 from ._nodes import Nodes
 from ._quadrature import METHOD
 
+_WORSE = 2.0  # times the error without control variate: from there on it does harm
 Average = TypeVar("Average", bound="AbstractOverNodes")
 
 
@@ -57,10 +58,15 @@ class AbstractOverNodes(AbstractGaussianRisk):
     def of_layer(self, layer):
         return jax.vmap(lambda nodes: self.over(nodes, layer))(self.nodes)
 
-    def gradient_average(self, layer):
+    def average_with_gradient(self, layer):
         # each replicate's gradient from its own nodes: the rows of a Jacobian would pass through all of them
-        of_replicate = eqx.filter_grad(lambda layer, nodes: self.over(nodes, layer))
+        of_replicate = eqx.filter_value_and_grad(lambda layer, nodes: self.over(nodes, layer))
         return Replicates(jnp.ones(()), jax.vmap(lambda nodes: of_replicate(layer, nodes))(self.nodes))
+
+    def estimate(self, layer):
+        # by the program that has chosen the control variate, rather than by one more
+        each = pooled(self, layer, "average_of_each_control")
+        return jax.tree.map(lambda both: jnp.where(self.control > 0, both[0], both[1]), each)
 
     def pieces(self, draws):
         if is_traced(self.nodes.x):
@@ -70,6 +76,10 @@ class AbstractOverNodes(AbstractGaussianRisk):
     @property
     def may_mislead(self) -> bool:
         return True
+
+    def is_misled(self, layer):
+        _, (controlled, without) = self.average_of_each_control(layer).finished()
+        return (self.control > 0) & (controlled > _WORSE * without)
 
     def with_control(self: Average, weight: int | Bool[Array, ""] | Float[Array, ""]) -> Average:
         """The same average with a control variate of this weight."""

@@ -2,6 +2,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
+from largeprompt.attention import AbstractLayer
+
 from ._abstract import AbstractGaussianRisk, AbstractRisk, Replicates
 
 
@@ -21,16 +23,19 @@ class WithEmpty(AbstractRisk):
         return self.rest.method
 
     def value_and_gradient(self, layer):
-        value, gradient = self.rest.value_and_gradient(layer)
-        return self._risk(value), jax.tree.map(lambda leaf: (1 - self.share) * leaf, gradient)
+        return self._both(self.rest.value_and_gradient(layer))
 
     def average(self, layer):
         found = self.rest.average(layer)
         return Replicates(found.size, self._risk(found.means))
 
-    def gradient_average(self, layer):
-        found = self.rest.gradient_average(layer)
-        return Replicates(found.size, jax.tree.map(lambda leaf: (1 - self.share) * leaf, found.means))
+    def average_with_gradient(self, layer):
+        found = self.rest.average_with_gradient(layer)
+        return Replicates(found.size, self._both(found.means))
+
+    def estimate(self, layer):
+        value, error = self.rest.estimate(layer)
+        return self._risk(value), (1 - self.share) * error
 
     def pieces(self, draws):
         return (eqx.tree_at(lambda f: f.rest, self, piece) for piece in self.rest.pieces(draws))
@@ -46,8 +51,15 @@ class WithEmpty(AbstractRisk):
     def is_outside(self, layer):
         return self.rest.is_outside(layer)
 
+    def is_misled(self, layer):
+        return self.rest.is_misled(layer)
+
     def without_control(self) -> "WithEmpty":
         return eqx.tree_at(lambda f: f.rest, self, self.rest.without_control())
+
+    def _both(self, found: tuple[Array, AbstractLayer]) -> tuple[Array, AbstractLayer]:
+        value, gradient = found
+        return self._risk(value), jax.tree.map(lambda leaf: (1 - self.share) * leaf, gradient)
 
     def _risk(self, value: Array) -> Array:
         return self.share * self.zero + (1 - self.share) * value
