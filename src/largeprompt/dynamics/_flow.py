@@ -252,7 +252,8 @@ def _quickly_traced() -> Iterator[None]:
         return x * (1 - jnp.finfo(x.dtype).eps / 2) if threading.get_ident() == thread else before(x)
 
     with _tracing:
-        before, on_error = internal.prevbefore, getattr(errors, "EQX_ON_ERROR", None)
+        before: Any = getattr(internal, "prevbefore", None)
+        on_error = getattr(errors, "EQX_ON_ERROR", None)
         try:
             internal.prevbefore, errors.EQX_ON_ERROR = number_before, "off"
             yield
