@@ -103,7 +103,7 @@ class Empirical(AbstractMeasure):
 
     @eqx.filter_jit  # one program, not ten
     def _sample(self, key: PRNGKeyArray, n: int):
-        return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self._log_masses(np)))]
+        return self.points[jax.random.choice(key, self.size, (n,), p=jnp.exp(self.log_masses()))]
 
     def _subgaussian(self):
         """The radius of a ball that holds every atom of positive weight (Hoeffding)."""
