@@ -1,6 +1,5 @@
 """Every test runs in float64 with the shapes of all public signatures checked at run time."""
 
-import functools
 import gc
 import os
 import shutil
@@ -23,8 +22,7 @@ gc.set_threshold(50_000, 20, 10)
 # Nearly all of the time goes into compiling what is then run once or twice: without XLA's optimiser and its newer code
 # generator, on one thread, that is three times faster.
 COMPILE_FAST = ["--xla_cpu_parallel_codegen_split_count=1"]
-OF_THE_LOCK = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-if OF_THE_LOCK:  # later ones have the newer one only, and die of the flag
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # which has the newer one only, and dies of the flag
     COMPILE_FAST += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *COMPILE_FAST]).strip()
 
@@ -33,7 +31,6 @@ os.environ.setdefault("NUMBA_OPT", "1")  # as for commands
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-from jax._src.interpreters import mlir  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 COMPILES_THE_ENGINE = "tests/engine/test_trajectories.py"  # which takes a minute; other processes then load it
@@ -49,8 +46,6 @@ def pytest_configure(config):
         from largeprompt import attention, concentration, dynamics, icl, measures  # noqa: F401  # else on first use
     largeprompt.use_float64()
     jax.config.update("jax_disable_most_optimizations", True)
-    if OF_THE_LOCK:  # each program gets a context of its own, which takes longer to make than a small one to lower
-        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     os.environ["LARGEPROMPT_CACHE"] = str(config.cache.mkdir("compiled"))  # of commands that tests start
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # less takes as long to keep
