@@ -100,7 +100,9 @@ def cache_folder() -> Path | None:
         return None
     if named:
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "largeprompt"
+    with contextlib.suppress(RuntimeError):  # of a user without a home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "largeprompt"
+    return None
 
 
 def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -203,7 +205,7 @@ def _of_gpu(base: Path, name: str) -> Path:
 def programs(base: Path) -> list[tuple[float, int, Path]]:
     """The compiled programs in a folder: when each was used last, its bytes, its file."""
     found = []
-    for file in [*base.glob("xla-*/*-cache"), *base.glob("gpu/*-cache")]:
+    for file in [*base.glob("xla-*/*-cache"), *base.glob("gpu/*-cache"), *base.glob("engine/*/*.nbc")]:
         with contextlib.suppress(FileNotFoundError):  # another process deletes too
             known = file.stat()
             found.append((max(known.st_atime, known.st_mtime), known.st_size, file))

@@ -186,8 +186,8 @@ def _caches() -> Iterator[Check]:
         writable = there.is_dir() and os.access(there, os.W_OK)
         mend = "" if writable else f"nothing can be written there: set {VARIABLE} to another folder, or to off"
         yield Check("compiled programs", "ok" if writable else "broken", words, mend)
-    engine = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1] / "engine" / "__pycache__"
-    yield Check("compiled engine", "ok", f"{engine}: {_size(Path(engine).rglob('*.nb[ic]'))}")
+    if engine := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Check("compiled engine", "ok", f"{engine} (NUMBA_CACHE_DIR): {_size(Path(engine).rglob('*.nb[ic]'))}")
 
 
 def _size(files: Iterator[Path]) -> str:

@@ -6,6 +6,7 @@ Python calls, is optimised with everything below it. There is nothing to unpack 
 a function from Python ends the process.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -13,6 +14,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
 from largeprompt._compiled import without_garbage_collection
+
+from ._cpu_program import keep
 
 
 class _Translated(JITCodeLibrary):
@@ -58,7 +61,14 @@ def outermost(**options: Any) -> Any:
     tokens. Nothing may be allocated inside.
     """
     fixed: Any = {"pipeline_class": _Uncollected, "_nrt": False}
-    return numba.njit(nogil=True, error_model="numpy", cache=True, **fixed, **options)
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        loop = numba.njit(nogil=True, error_model="numpy", **fixed, **options)(function)
+        if loop is not function:  # as it is with NUMBA_DISABLE_JIT
+            keep(loop)
+        return loop
+
+    return compiled
 
 
 def within(**options: Any) -> Any:
