@@ -22,9 +22,6 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
-# For arithmetic by NumPy, which warns; what overflows is refused where it is returned, as of JAX.
-quietly = np.errstate(all="ignore")
-
 # Inside `jit` even a constant's arithmetic is traced, unless JAX is asked to evaluate it: values are judged under this.
 _evaluated = jax.ensure_compile_time_eval
 
@@ -62,8 +59,10 @@ def _as_array(name: str, x: Any) -> Any:
         raise ValueError(f"{name} is a masked array; fill or drop its masked entries")
     try:
         x = np.asarray(x)
+        if x.dtype == np.longdouble:
+            return x.astype(np.float64)
         # NetCDF and FITS hold numbers in the order of bytes that JAX does not know
-        return x.astype(np.float64 if x.dtype == np.longdouble else x.dtype.newbyteorder("="), copy=False)
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     except (ValueError, TypeError) as error:
         try:
             return jnp.asarray(x)  # a list with traced entries

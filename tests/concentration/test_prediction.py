@@ -2,13 +2,14 @@
 
 import math
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 import catalogue
 import largeprompt as lp
-from largeprompt import icl
+from largeprompt import _compiled, icl
 from largeprompt.concentration import breakdown_exponent, deviation, predict, rates, spread
 from largeprompt.concentration._problem import Problem, problem_of
 from largeprompt.concentration._query_averages import GaussianQueries
@@ -253,3 +254,20 @@ def test_a_constant_over_drawn_queries_that_a_few_make_warns():
     layer, mu = isotropic(0.45, dim=4)
     with pytest.warns(UserWarning, match="the constant of output is an average over 8192 queries that are worth"):
         predict(layer, mu, lp.Gaussian(np.ones(4), np.eye(4)), 10, "output")
+
+
+class Parabola(eqx.Module):
+    """The Λ of a Gaussian whose variance is a number of Python."""
+
+    variance: float
+
+    def __call__(self, theta):
+        return self.variance * theta @ theta / 2
+
+
+def test_laws_may_hold_plain_numbers_where_programs_are_compiled_quickly(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", _compiled._quick_flags())
+    layer, queries = lp.SoftmaxAttention(0.3 * np.eye(2), np.eye(2)), lp.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+    laws = lp.FromCGF(Parabola(2.0), 2), lp.Gaussian(np.zeros(2), 2.0 * np.eye(2))
+    one, other = (predict(layer, law, queries, [100], "output", key=jax.random.key(0)) for law in laws)
+    np.testing.assert_allclose(one.constant, other.constant, rtol=0.05)

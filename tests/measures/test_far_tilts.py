@@ -92,3 +92,19 @@ def test_float32_survives_scores_past_88():
     tilted = lp.Empirical(points).tilt(jnp.array([1e4, -3e4], jnp.float32))
     assert tilted.mean().dtype == jnp.float32
     assert bool(jnp.isfinite(tilted.mean()).all())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("L", [1, 2, 256, 257])
+def test_equal_tokens_are_their_own_mean_at_every_tilt(L, dtype):
+    prompt = lp.Empirical(np.ones((L, 2), dtype))
+    for size in (1e3, 1e6, 1e8):
+        tilted = prompt.tilt(np.full(2, size, dtype))
+        np.testing.assert_allclose(tilted.mean(), np.ones(2), rtol=1e-6)
+        np.testing.assert_allclose(tilted.cov(), np.zeros((2, 2)), atol=1e-10)
+        np.testing.assert_allclose(jnp.exp(tilted.log_masses()).sum(), 1, rtol=1e-5)
+
+
+def test_a_far_tilt_and_its_opposite_are_none():
+    prompt = lp.Empirical([[0.0], [1.0]], [0.9, 0.1])
+    np.testing.assert_allclose(prompt.tilt([-1e17]).cgf([1e17]), -np.log(0.9), rtol=1e-12)

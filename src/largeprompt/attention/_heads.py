@@ -118,12 +118,10 @@ class Head(AbstractLayer[HeadJacobian]):
         """The same matrices in another kind of attention."""
         return Head(self.K, self.Q, self.V, self.O, self.scale, kind)
 
-    @checks.quietly
     def merged(self) -> AbstractAttention:
         """The same map in its (U, V) form, U = s KᵀQ and V ← OV."""
-        library = checks.library(self)
-        K, Q, V = map(library.asarray, (self.K, self.Q, self.V))
-        return attention_of(self.kind)(self.scale * K.T @ Q, V if self.O is None else library.asarray(self.O) @ V)
+        V = self.V if self.O is None else self.O @ self.V
+        return attention_of(self.kind)(self.scale * self.K.T @ self.Q, V)
 
     def _output(self, mu, z):
         return self.merged()._output(mu, z)

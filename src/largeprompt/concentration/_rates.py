@@ -175,7 +175,7 @@ def constants_at(
 
 
 def _is_short(heads: Heads, mu, square: HeadsSquare, z, batch: int, tokens: Tokens) -> bool:
-    return len(z) * sum(leaf.size for leaf in jax.tree.leaves((mu, tokens))) < _LONG
+    return len(z) * sum(map(np.size, jax.tree.leaves((mu, tokens)))) < _LONG
 
 
 @functools.partial(optimised_jit, unless=_is_short)

@@ -130,7 +130,7 @@ def source_hash() -> str:
 def _trainer(sources: str, softmax: bool, linear: bool):
     @outermost()
     def train(start, stop, L, batch, rate, far, seed, law, soft, line, s, diverged, coefficients, moments):
-        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`, changes `moments` (none for SGD)."""
+        """Steps from start to stop; L = 0 is the infinite prompt. Fills `diverged`, and changes `moments`."""
         tuned()
         _ = sources  # part of the name under which the compiled code is kept
         d = law.B.shape[0] - 1

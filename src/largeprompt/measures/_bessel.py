@@ -123,7 +123,7 @@ def bessel_ratio(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def log_bessel(order: float, q: Float[Array, ""]) -> Float[Array, ""]:
-    r"""$F_\nu(\kappa^2) = \log[\Gamma(\nu+1)(2/\kappa)^\nu I_\nu(\kappa)]$, which is 0 at 0."""
+    r"""$F_\nu(\kappa^2) = \log[\Gamma(\nu+1)(2/\kappa)^\nu I_\nu(\kappa)]$, at 0 within rounding of 0."""
     return _growth(order, jnp.zeros_like(q), q) + _at(order, q)[0]
 
 

@@ -3,7 +3,6 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from largeprompt import _checks as checks
@@ -36,7 +35,7 @@ class FromCGF(AbstractMeasure):
         for name, function in (("cgf", cgf), ("sample", sample)):
             if not (callable(function) or (name == "sample" and function is None)):
                 raise ValueError(f"{name} is {function!r}; it must be a function")
-        self.theta = jnp.asarray(np.zeros(checks.count("dim", dim)), float)
+        self.theta = jnp.zeros(checks.count("dim", dim))
         self.known_cgf = as_pytree(cgf)
         self.known_sample = None if sample is None else as_pytree(sample)
         self.known_subgaussian = None if subgaussian is None else checks.number("subgaussian", subgaussian, at_least=0)
@@ -46,7 +45,6 @@ class FromCGF(AbstractMeasure):
     def dim(self) -> int:
         return self.theta.shape[0]
 
-    @eqx.filter_jit  # one program, not twenty
     def _cgf(self, theta):
         return self.known_cgf(self.theta + theta) - self.known_cgf(self.theta)
 
@@ -56,11 +54,9 @@ class FromCGF(AbstractMeasure):
             lambda mu: (mu.theta, mu.known_sample), self, (self.theta + theta, None), is_leaf=lambda x: x is None
         )
 
-    @eqx.filter_jit
     def _mean(self):
         return jax.grad(self.known_cgf)(self.theta)
 
-    @eqx.filter_jit
     def _cov(self):
         return jax.hessian(self.known_cgf)(self.theta)
 
