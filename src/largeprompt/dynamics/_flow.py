@@ -218,7 +218,7 @@ def _solve(
         "explicit": diffrax.Tsit5(),
         "implicit": diffrax.Kvaerno5(root_finder=diffrax.VeryChord(rtol=rtol, atol=atol)),
     }
-    with _quickly_traced():
+    with _without_callbacks():
         # unwrapped, as it is compiled here: y stays the same tree of arrays up to the first question
         return inspect.unwrap(diffrax.diffeqsolve)(
             diffrax.ODETerm(velocity),
@@ -239,26 +239,18 @@ def _solve(
 
 
 @contextlib.contextmanager
-def _quickly_traced() -> Iterator[None]:
+def _without_callbacks() -> Iterator[None]:
     """While a flow is traced, Diffrax checks no times: they are checked already, and JAX keeps no program on disk that
-    calls Python back. The number before the last time, which it takes a hundred times over, is not much code.
+    calls Python back.
     """
-    internal: Any = importlib.import_module("equinox.internal")
-    errors: Any = importlib.import_module("equinox._errors")
-    thread = threading.get_ident()
-
-    def number_before(x: Float[Array, ""]) -> Float[Array, ""]:
-        # of a positive one; other threads may trace what they like meanwhile
-        return x * (1 - jnp.finfo(x.dtype).eps / 2) if threading.get_ident() == thread else before(x)
-
+    module, name = importlib.import_module("equinox._errors"), "EQX_ON_ERROR"
     with _tracing:
-        before: Any = getattr(internal, "prevbefore", None)
-        on_error = getattr(errors, "EQX_ON_ERROR", None)
+        before = getattr(module, name, None)
+        setattr(module, name, "off")
         try:
-            internal.prevbefore, errors.EQX_ON_ERROR = number_before, "off"
             yield
         finally:
-            internal.prevbefore, errors.EQX_ON_ERROR = before, on_error
+            setattr(module, name, before)
 
 
 def _happened(solution: "Solution", event: str) -> bool:
