@@ -36,7 +36,7 @@ _ONLY_BEFORE = {"xla_cpu_use_fusion_emitters": (0, 11)}  # of jaxlib: later vers
 def compile_quickly() -> None:
     """Compile with few optimisations from here on; to be called before JAX has computed anything.
 
-    Programs compile in a fifth of the time; with JAX 0.11 and later less is gained. What is known to run for long is
+    The README's example takes half of its CPU; with JAX 0.11 and later less is gained. What is known to run for long is
     optimised more; a program of your own may run up to four times as long. The loops of the engine, by Numba,
     have LLVM's first level (`NUMBA_OPT`), with which they are as fast and the same bits. The command line calls this.
     Nothing changes where `XLA_FLAGS` has one of these options, or beside JAX's build for GPUs, which would heed them.
@@ -94,13 +94,13 @@ def optimised_jit(
 
 
 def cache_folder() -> Path | None:
-    """The folder that `LARGEPROMPT_CACHE` names, else one in the user's cache folder; None where it is `off`."""
+    """The folder that `LARGEPROMPT_CACHE` names, else one in the user's cache folder; None for `off` or no home."""
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() == "off":
         return None
-    if named:
-        return Path(named).expanduser()
-    with contextlib.suppress(RuntimeError):  # of a user without a home
+    with contextlib.suppress(RuntimeError):  # of a user without a home, or one that is not there
+        if named:
+            return Path(named).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "largeprompt"
     return None
 
