@@ -8,6 +8,7 @@ from collections import Counter
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 # The background jobs of a shell ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,15 +87,18 @@ def pytest_sessionfinish(session):
 
 MOST_MAPS = 56_000  # pieces of memory of a process, which Linux lets have 65,530; each compiled program takes some
 # JAX keeps what it has compiled programs from, in two thirds of their memory; without it they run as before.
-LOWERED = getattr(import_module("jax._src.interpreters.pxla"), "_cached_lowering_to_hlo", None)
+LOWERED: list[Any] = [
+    getattr(import_module(f"jax._src.{module}"), name, None)
+    for module, name in (("pjit", "_pjit_lower"), ("interpreters.pxla", "_cached_lowering_to_hlo"))
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tidy():
     """What a file leaves behind is gone when the next begins; what is left then, Python looks through no more."""
     yield
-    if LOWERED is not None:
-        LOWERED.cache_clear()
+    for cache in filter(None, LOWERED):
+        cache.cache_clear()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
