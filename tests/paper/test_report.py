@@ -441,6 +441,8 @@ def test_numbers_are_said_as_one_reads_them():
         ("short_to_long, ‖w‖_Σ²", "short_to_long, ‖w‖<sub>Σ</sub>²"),
         ("x_<b>^<i>", "x_&lt;b&gt;^&lt;i&gt;"),
         ("a^{<b>}", "a<sup>&lt;b&gt;</sup>"),
+        ("L^−0.97, 10^7.0.", "L<sup>−0.97</sup>, 10<sup>7.0</sup>."),
+        ("about 10^9. At 10^−2.", "about 10<sup>9</sup>. At 10<sup>−2</sup>."),
     ],
 )
 def test_plain_mathematics_gets_its_scripts(text, html):

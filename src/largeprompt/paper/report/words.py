@@ -18,7 +18,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BASE = r"(?<=[^\W\d_]|[\])}‖|∇⁰-⁹²³\u0300-\u036f])(?:(?<![a-z]{2})|(?<=(?<![a-z])[a-z]_[a-z]{2}))"
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _LOWERED = rf"{_BASE}_({_BRACES}|[A-Za-z0-9]+(?=[A-Za-z]_)|[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"
-_RAISED = rf"(?<=\S)\^({_BRACES}|\|[^|]*\||[−-]?[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"
+_RAISED = rf"(?<=\S)\^({_BRACES}|\|[^|]*\||[−-]?(?:\d+\.\d+|[A-Za-z0-9]+)|[α-ωΑ-Ω∞⋆])"
 _SCRIPT = re.compile(f"{_LOWERED}|{_RAISED}")
 # The settings' names in words; a name that is not here stands for itself.
 MEANING = {
