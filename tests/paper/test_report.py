@@ -339,8 +339,8 @@ def test_parts_made_with_other_settings_are_refused_in_a_line(tmp_path):
     figure = folder / "figures" / "figure-9.nc"
 
     def refused(name):
-        message = f"{name} was made with other settings than run.json; `largeprompt reproduce --preset quick --out "
-        with pytest.raises(ValueError, match=message):
+        command = f"largeprompt reproduce --resume --out {folder}"
+        with pytest.raises(ValueError, match=f"{name} was made with other settings than run.json; `{command}` makes"):
             write(folder)
 
     for other in ({"seeds": 4}, {"preset": "smoke"}, {"conventions": {"score_scale": 1.0, "query_sigma": None}}):
@@ -378,7 +378,7 @@ def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_f
     text = page.locator(".unfinished").inner_text()
     assert f"Unfinished. 0 of {len(FIGURES)} figures and 3 of 4 claims are here; the others are grey." in text
     assert "About 2 min 30 s left." in text
-    assert "largeprompt reproduce --preset quick" in text
+    assert f"this command goes on from here:\n\nlargeprompt reproduce --resume --out {folder}\n" in text
     grey, ink = (
         page.locator(f"#claim-{key} td.statement").evaluate("it => getComputedStyle(it).color") for key in ("C1", "C10")
     )
