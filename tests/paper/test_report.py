@@ -252,6 +252,8 @@ def test_paper_shows_everything(page):
 def test_the_text_says_the_same(folder):
     text = (folder / "report" / "report.md").read_text()
     assert "took 1 h 6 min" in text
+    times = "times by the clock, added up, though several go on at once"
+    assert f"\n1 training run (30 s) and 2 computations (1 min 30 s); {times}.\n" in text
     assert "Not the paper's conventions: factor of the scores: 0.5." in text
     assert "- ✕ does not hold: 1" in text
     assert "![Figure 1a: The gap](../figures/figure-1a.svg)" in text
@@ -289,7 +291,7 @@ def test_what_a_gpu_did_is_said_apart(tmp_path):
     folder = reproduction(tmp_path / "results")
     run = json.loads((folder / "run.json").read_text())
     run["machine"]["gpu"], run["runs"] = "Card 7", {"count": 2, "core_seconds": 0.0, "gpu_seconds": 61.0}
-    for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s of one core")):
+    for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s on the processor")):
         run["runs"]["core_seconds"] = cores
         (folder / "run.json").write_text(json.dumps(run))
         page, text = (path.read_text() for path in write(folder))

@@ -301,6 +301,7 @@ class Job:
     def _account(self, plan: Plan, began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
         logs = {need: self.store.log(need.key) for need in (*plan.runs, *plan.computations)}
+        # seconds by the clock, added up: several go on at once, and share the cores
         spent = {need: float(log.get("seconds", 0.0)) for need, log in logs.items()}
         by_gpu = sum(float(log.get("gpu_seconds", 0.0)) for log in logs.values())
         chosen, store = (self._kept_choice()[name] for name in ("figures", "store"))

@@ -76,12 +76,12 @@ def _filled(file: Path, values: dict[str, Any]) -> Path:
 def _values(made: Reproduction, figures: Mapping[str, Experiment]) -> dict[str, Any]:
     """What both forms of the report say."""
     run, claims = made.account, made.ledger["claims"]
-    work = [words.work_of(run[name], noun) for name, noun in (("runs", "training run"), ("pieces", "measurement"))]
+    work = [words.work_of(run[name], noun) for name, noun in (("runs", "training run"), ("pieces", "computation"))]
     facts = {
         "Not the paper's": words.conventions_of(run["settings"]),
         "Began": words.moment(run["began"]),
         "Took" if run.get("finished", True) else "So far": duration(run["seconds"]),
-        "Computed": "; ".join(work),
+        "Computed": f"{' and '.join(work)}; times by the clock, added up, though several go on at once",
         "Machine": words.machine_of(run["machine"]),
         "Expected": run.get("cost", ""),
     }

@@ -99,9 +99,10 @@ def machine_of(said: dict[str, Any]) -> str:
 
 
 def work_of(said: dict[str, Any], noun: str) -> str:
-    """How many of something were computed, and what that took."""
+    """How many of something were computed, and the time of each by the clock, added up."""
     gpu = [f"{duration(said['gpu_seconds'])} of a GPU"] if said.get("gpu_seconds") else []
-    cores = [f"{duration(said['core_seconds'])} of one core"] if said["core_seconds"] or not gpu else []
+    beside = " on the processor" if gpu else ""
+    cores = [f"{duration(said['core_seconds'])}{beside}"] if said["core_seconds"] or not gpu else []
     return f"{plural(said['count'], noun)} ({' and '.join([*gpu, *cores])})"
 
 
