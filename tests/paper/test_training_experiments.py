@@ -314,6 +314,7 @@ def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
         f"L = 10, final risk of each seed: softmax {last.format(*['0.2200'] * 9)} (each ± 0.0007, least 0.1000); "
         f"linear {last.format(*['0.22000'] * 9)} (least 0.10000)."
     )
+    assert "0.22000 unfinished (least 0.10000)" in figure.summary(data.drop_vars("risk_stderr"))[0]
     assert "softmax, L = 10, seed 0: diverged at step 1000." in summary[-1]
     assert f"Of {len(flows) - 1} runs beside their population flow" in summary[-2]
     curves = [series.y for series in figure.chart(data).panels[0].series if "softmax, population flow" in series.label]

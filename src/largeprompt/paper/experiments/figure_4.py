@@ -117,7 +117,8 @@ class Courses(Experiment):
 
 def _ends(here: xr.Dataset, member: str) -> str:
     """The last risk of each run, and how it ended where it did not converge."""
-    error = float(np.nan_to_num(here.risk_stderr.values).max())
+    known = "risk_stderr" in here  # data of an earlier version do not have it
+    error = float(np.nan_to_num(here.risk_stderr.values).max()) if known else 0.0
     digits = places(error)
     ends = ["" if verdict == "converged" else f" {verdict}" for verdict in here.verdict.values]
     risks = [f"{float(risk[-1]):.{digits}f}{end}".rstrip() for risk, end in zip(here.risk, ends, strict=True)]
