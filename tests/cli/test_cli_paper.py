@@ -95,5 +95,5 @@ def test_a_figure_prints_its_numbers(folder, command):
     assert code == 0
     assert "Figure 4. Risk along training" in output
     assert "L = 10, final risk of each seed: softmax " in output
-    assert "(least 0.35446)" in output
+    assert ", least 0.35" in output  # in as many digits as the error of the last risks
     assert "figure-4.svg" in output

@@ -80,6 +80,16 @@ def test_one_number_that_is_off_decides(key, name, where, value):
     assert verdict(key, doctored(key, name, where, value)) == "does not hold"
 
 
+def test_the_summary_of_phases_says_what_attends_to_what_from_when_on():
+    data = phases()
+    frequent, rare, switch = (float(data[name][-1]) for name in ("frequent", "rare", "switch"))
+    assert PHASES.summary(data)[0] == (
+        f"K = {int(data.K[-1])}: the frequent query puts 0.75 of its attention on its own covariate from "
+        f"t = {frequent:.0f} on, a rare one from t = {rare:.0f} on; at t = {switch:.0f} what changes fastest for a "
+        "rare query switches."
+    )
+
+
 def test_wide_errors_settle_nothing():
     data = fits()
     data["stderr"] = 0.5 * data.risk

@@ -120,6 +120,19 @@ def test_what_figures_and_claims_share_is_made_once_and_found_again(stand_ins, t
     assert again.account["cost"].endswith("nothing to compute")
 
 
+def test_commands_name_the_store_and_quote_folders(stand_ins, tmp_path):
+    out, store = tmp_path / "my out", tmp_path / "my store"
+    made = job.reproduce(NINE, out, store=store)
+    words = f"--preset smoke --figures 9 --out '{out}' --store '{store}'"
+    assert made.account["command"] == f"largeprompt reproduce {words}"
+    assert made.command("9") == f"largeprompt figure 9 {words.replace('--figures 9 ', '')}"
+    assert made.to_go_on == f"largeprompt reproduce --resume --out '{out}'"
+    choice, kept = kept_choice(out)
+    Squares.made.clear()
+    job.reproduce(choice, out, store=kept)
+    assert Squares.made == []
+
+
 def test_the_seconds_of_a_gpu_are_counted_apart_from_those_of_cores(stand_ins, tmp_path):
     job.reproduce(NINE, tmp_path)
     (log,) = (path for path in (tmp_path / "store").glob("*.json") if "experiment" not in path.name)
@@ -178,7 +191,7 @@ def test_a_stopped_job_leaves_a_page_of_what_is_done_and_what_is_pending(pages, 
     page = pages("Stopped before the end.")
     assert "1 of 2 figures and 1 of 1 claim are here" in page
     assert '<article id="figure-9" class="figure pending"' in page
-    assert f"<code>largeprompt reproduce --preset smoke --figures 1a,9 --out {tmp_path}</code>" in page
+    assert f"<code>largeprompt reproduce --resume --out {tmp_path}</code>" in page
     assert "location.reload" not in page
     assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"figure-1a.svg", "figure-1a.nc"}
     with pytest.raises(ValueError, match="is of a job that is not finished; `largeprompt reproduce --resume"):

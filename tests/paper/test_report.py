@@ -252,6 +252,8 @@ def test_paper_shows_everything(page):
 def test_the_text_says_the_same(folder):
     text = (folder / "report" / "report.md").read_text()
     assert "took 1 h 6 min" in text
+    times = "times by the clock, added up, though several go on at once"
+    assert f"\n1 training run (30 s) and 2 computations (1 min 30 s); {times}.\n" in text
     assert "Not the paper's conventions: factor of the scores: 0.5." in text
     assert "- ✕ does not hold: 1" in text
     assert "![Figure 1a: The gap](../figures/figure-1a.svg)" in text
@@ -289,7 +291,7 @@ def test_what_a_gpu_did_is_said_apart(tmp_path):
     folder = reproduction(tmp_path / "results")
     run = json.loads((folder / "run.json").read_text())
     run["machine"]["gpu"], run["runs"] = "Card 7", {"count": 2, "core_seconds": 0.0, "gpu_seconds": 61.0}
-    for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s of one core")):
+    for cores, expected in ((0.0, "1 min 1 s of a GPU"), (30.0, "1 min 1 s of a GPU and 30 s on the processor")):
         run["runs"]["core_seconds"] = cores
         (folder / "run.json").write_text(json.dumps(run))
         page, text = (path.read_text() for path in write(folder))
@@ -339,8 +341,8 @@ def test_parts_made_with_other_settings_are_refused_in_a_line(tmp_path):
     figure = folder / "figures" / "figure-9.nc"
 
     def refused(name):
-        message = f"{name} was made with other settings than run.json; `largeprompt reproduce --preset quick --out "
-        with pytest.raises(ValueError, match=message):
+        command = f"largeprompt reproduce --resume --out {folder}"
+        with pytest.raises(ValueError, match=f"{name} was made with other settings than run.json; `{command}` makes"):
             write(folder)
 
     for other in ({"seeds": 4}, {"preset": "smoke"}, {"conventions": {"score_scale": 1.0, "query_sigma": None}}):
@@ -378,7 +380,7 @@ def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_f
     text = page.locator(".unfinished").inner_text()
     assert f"Unfinished. 0 of {len(FIGURES)} figures and 3 of 4 claims are here; the others are grey." in text
     assert "About 2 min 30 s left." in text
-    assert "largeprompt reproduce --preset quick" in text
+    assert f"this command goes on from here:\n\nlargeprompt reproduce --resume --out {folder}\n" in text
     grey, ink = (
         page.locator(f"#claim-{key} td.statement").evaluate("it => getComputedStyle(it).color") for key in ("C1", "C10")
     )
@@ -398,6 +400,8 @@ def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_f
     page.wait_for_selector("#figure-1a[data-drawn]")
     page.wait_for_function(f"() => Math.abs(({place})() - {top}) < 3")
     assert page.evaluate("() => window.same") is None
+    page.wait_for_timeout(500)  # in which a browser would go to another place, smoothly
+    assert page.evaluate(place) == pytest.approx(top, abs=3)
     assert page.locator("#claim-C10 .details").is_visible()
     assert page.locator("#errata.pending").count() == 1
 
@@ -406,9 +410,14 @@ def test_an_unfinished_page_loads_itself_again_where_the_reader_is_until_it_is_f
     page.clock.fast_forward(12_000)
     page.wait_for_selector("#figure-9[data-drawn]")
     assert page.locator(".unfinished, .pending").count() == 0
+    assert page.locator("#claim-C10 .details").is_visible()
+    page.wait_for_timeout(500)
+    assert page.evaluate(place) == pytest.approx(top, abs=3)
     page.evaluate("() => { window.same = true; }")
     page.clock.fast_forward(60_000)
     assert page.evaluate("() => window.same")
+    page.reload()
+    page.wait_for_function("() => scrollY > 500")
     assert complaints == []
     context.close()
 
@@ -441,6 +450,8 @@ def test_numbers_are_said_as_one_reads_them():
         ("short_to_long, ‖w‖_Σ²", "short_to_long, ‖w‖<sub>Σ</sub>²"),
         ("x_<b>^<i>", "x_&lt;b&gt;^&lt;i&gt;"),
         ("a^{<b>}", "a<sup>&lt;b&gt;</sup>"),
+        ("L^−0.97, 10^7.0.", "L<sup>−0.97</sup>, 10<sup>7.0</sup>."),
+        ("about 10^9. At 10^−2.", "about 10<sup>9</sup>. At 10<sup>−2</sup>."),
     ],
 )
 def test_plain_mathematics_gets_its_scripts(text, html):

@@ -6,7 +6,9 @@ import xarray as xr
 
 from judging import judged
 from largeprompt.paper import Choice
+from largeprompt.paper.drawing import draw
 from largeprompt.paper.experiments.spurious import SPURIOUS, EndsOfStarts
+from largeprompt.paper.report.plots import panels
 
 QUICK = Choice("quick")
 
@@ -54,4 +56,7 @@ def test_the_chart_shows_minima_saddles_and_shares():
         "global minimum", "1 output, local minimum", "1 output, saddle"
     ]  # fmt: skip
     np.testing.assert_allclose(shares.series[0].y, [0.45, 0.0])
+    for ax in draw(SPURIOUS.chart(data)).axes:
+        assert all(tick == round(tick) for tick in ax.get_xticks())
+    assert all(panel["x"]["whole"] for panel in panels(SPURIOUS.chart(data)))
     assert "1 output, 1 head" in SPURIOUS.summary(data)[0]

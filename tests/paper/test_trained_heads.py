@@ -128,6 +128,8 @@ def test_the_chart_shows_every_run_and_every_head(results):
     lines = SEVERAL_HEADS.summary(data)
     assert "L = 1000: two heads 0.00283 %" in lines[0]
     assert any("16 runs have heads of both signs" in line for line in lines)
+    data["paired"] = "run", np.arange(data.sizes["run"]) == int(np.argmax(data.heads.values > 1))
+    assert any(", 1 run has heads of both signs, " in line for line in SEVERAL_HEADS.summary(data))
 
 
 def test_claims_say_nothing_about_the_paper_and_sizes_are_among_the_settings():

@@ -13,7 +13,7 @@ from largeprompt.icl import LinearRegression, optimal_linear, optimal_softmax
 from largeprompt.lab import Record, Run, Store
 from largeprompt.paper import PRESETS, Choice, choice
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS
-from largeprompt.paper.experiment import Needed
+from largeprompt.paper.experiment import Needed, with_error
 from largeprompt.paper.experiments import CLAIMS, FIGURES, _training, figure_2, figure_3, figure_4
 from largeprompt.paper.experiments.figure_2 import Levels, at_convergence
 from largeprompt.paper.experiments.figure_3 import InfiniteFlow
@@ -102,6 +102,7 @@ class Results(dict):
                 {
                     **{member: ("L", least(member, L, need.covariance == ANISOTROPIC)) for member in MEMBERS},
                     "Bayes": ("L", 0.05 + 0.5 / L),
+                    "Bayes_stderr": ("L", 0.0 * L),
                     "floor": ((), 0.05),
                     **{f"{member}_trap": ("L", 0.2 + 0 * L) for member in MEMBERS},
                     **{f"{member}_saddle": ("L", 0.3 + 0 * L) for member in MEMBERS},
@@ -239,6 +240,16 @@ def test_a_risk_that_stays_above_the_noise_fails(monkeypatch):
     assert verdicts("C4")["C4"] == "does not hold"
 
 
+def test_final_risks_have_no_more_digits_than_their_errors_allow():
+    assert [with_error(0.35401, error) for error in (6.8e-4, 9.6e-5, 0.012, 1e-6, 0.0)] == [
+        *("0.3540 ± 0.0007", "0.35401 ± 0.00010", "0.35 ± 0.01", "0.35401", "0.35401")
+    ]
+    data = FIGURES["2"].dataset(CHOICE, Results())
+    data["risk_stderr"] = xr.full_like(data.risk_stderr, 6.8e-4)
+    risks = "softmax 0.1500 ± 0.0007 (best 0.1500); linear 0.0800 ± 0.0007 (best 0.0800)"
+    assert FIGURES["2"].summary(data)[0] == f"L = 100: {risks}; Bayes 0.05500."
+
+
 @pytest.mark.parametrize("key", ["2", "3", "4", "6", "7", "8"])
 def test_figures_hold_and_draw_their_runs(key):
     figure, results = FIGURES[key], Results(changes={(ISOTROPIC, "linear"): (0.4, 0.2)})
@@ -284,9 +295,10 @@ def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
     steps = smoke.protocol.record.steps(smoke.protocol.steps).astype(float)
     fall = np.linspace(0.5, 0.2, len(steps))
     half = np.where(steps < 1000, fall, np.nan)
+    error = ("member", "step"), np.stack([np.full(len(steps), 7e-4), np.zeros(len(steps))])
     of_member = {"optimum": ("member", [0.1, 0.1]), "verdict": ("member", ["unfinished"] * 2), "Bayes": ((), 0.1)}
     trained = xr.Dataset(
-        {"risk": (("member", "step"), 1.1 * np.stack([fall, fall])), **of_member},
+        {"risk": (("member", "step"), 1.1 * np.stack([fall, fall])), "risk_stderr": error, **of_member},
         {"member": ["softmax", "linear"], "step": steps},
     )
     flows = [item for item in figure.needs(smoke) if isinstance(item, Flow)]
@@ -297,6 +309,12 @@ def test_the_risk_along_training_is_drawn_beside_what_there_is_of_a_flow():
     results[flows[0]] = xr.Dataset({"risk": ("step", half)}, {"step": steps}, {"cut_short": "diverged at step 1000"})
     data = figure.dataset(smoke, results)
     summary = figure.summary(data)
+    last = ", ".join(["{} unfinished"] * smoke.protocol.seeds)
+    assert summary[0] == (
+        f"L = 10, final risk of each seed: softmax {last.format(*['0.2200'] * 9)} (each ± 0.0007, least 0.1000); "
+        f"linear {last.format(*['0.22000'] * 9)} (least 0.10000)."
+    )
+    assert "0.22000 unfinished (least 0.10000)" in figure.summary(data.drop_vars("risk_stderr"))[0]
     assert "softmax, L = 10, seed 0: diverged at step 1000." in summary[-1]
     assert f"Of {len(flows) - 1} runs beside their population flow" in summary[-2]
     curves = [series.y for series in figure.chart(data).panels[0].series if "softmax, population flow" in series.label]

@@ -66,6 +66,12 @@ class Panel:
     y_log: bool = True
     remarks: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether x is a few whole numbers, as of heads, between which there are no ticks."""
+        x = np.concatenate([series.x for series in self.series]) if self.series and not self.x_log else np.full(1, 0.5)
+        return bool((x == np.round(x)).all() and np.ptp(x) <= 8)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeatMap:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, MultipleLocator, NullLocator
 
 from largeprompt._display import cell_text, heat_map
 from largeprompt.paper.chart import GREY, INK, Chart, HeatMap, Panel, Series, heat_limits
@@ -109,6 +109,8 @@ def _scripts(text: str) -> str:
 
 def _panel(ax: Axes, panel: Panel) -> None:
     _scales(ax, panel)
+    if panel.whole:
+        ax.xaxis.set_major_locator(MultipleLocator(1))
     ax.set(title=_scripts(panel.title), xlabel=_scripts(panel.x_label))
     far, order = _far(panel), {"bound": 0, "seed": 1, "theory": 3, "measured": 2}
     for series in sorted(panel.series, key=lambda series: order[series.role]):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -125,3 +126,15 @@ class Measurement(Experiment):
 def join(parts: list[str]) -> str:
     """One, two and three."""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def places(error: float) -> int:
+    """The decimal places that show the first digit of this standard error; at most five, as of an exact number."""
+    return min(5, max(0, -math.floor(math.log10(error)))) if 0 < error < math.inf else 5
+
+
+def with_error(value: float, error: float) -> str:
+    """A number and its standard error, up to the first digit of the error; without it if all five places are exact."""
+    digits = places(error)
+    said = f"{error:.{digits}f}"
+    return f"{value:.{digits}f}" + (f" ± {said}" if float(said) else "")

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -300,16 +301,18 @@ class Job:
     def _account(self, plan: Plan, began: float) -> dict[str, Any]:
         """How the work went, as plain data."""
         logs = {need: self.store.log(need.key) for need in (*plan.runs, *plan.computations)}
+        # seconds by the clock, added up: several go on at once, and share the cores
         spent = {need: float(log.get("seconds", 0.0)) for need, log in logs.items()}
         by_gpu = sum(float(log.get("gpu_seconds", 0.0)) for log in logs.values())
-        out = ["--out", str(self.out)] if self.out != Path("results") else []
-        chosen = self._kept_choice()["figures"]
+        chosen, store = (self._kept_choice()[name] for name in ("figures", "store"))
+        where = ["--out", str(self.out)] if self.out != Path("results") else []
+        where += ["--store", store] if store else []
         figures = [] if chosen is None else ["--figures", ",".join(chosen)]
         preset, more = self.choice.options[:2], self.choice.options[2:]
         return {
             "preset": self.choice.preset,
-            "command": " ".join(["largeprompt reproduce", *preset, *figures, *more, *out]),
-            "options": [*self.choice.options, *out],
+            "command": shlex.join(["largeprompt", "reproduce", *preset, *figures, *more, *where]),
+            "options": [*self.choice.options, *where],
             "began": datetime.datetime.fromtimestamp(began, datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(self.jobs, self.device),
             "versions": versions(),

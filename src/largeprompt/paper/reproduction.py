@@ -42,6 +42,11 @@ class Reproduction:
         found = [claim for claim in self.ledger["claims"] if claim["verdict"] == verdict]
         return [claim for claim in found if role in (None, claim["role"])]
 
+    @property
+    def to_go_on(self) -> str:
+        """The command that goes on with all settings of the folder, its store among them."""
+        return _going_on(self.folder)
+
     def command(self, figure: str) -> str:
         """The command that makes one figure."""
         return shlex.join(["largeprompt", "figure", figure, *self.account["options"]])
@@ -69,19 +74,23 @@ def read(folder: Path, figures: Mapping[str, Experiment]) -> Reproduction:
     return dataclasses.replace(found, datasets={key: _dataset(found, key, figures[key]) for key in keys})
 
 
+def _going_on(folder: Path) -> str:
+    return shlex.join(["largeprompt", "reproduce", "--resume", "--out", str(folder)])
+
+
 def _natural(claim: dict[str, Any]) -> list[tuple[int, str]]:
     """C2 before C10."""
     return [(int(part or 0) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", claim["key"])]
 
 
 def _load(folder: Path, name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    path, out = folder / name, f"--out {shlex.quote(str(folder))}"
-    remedy = f"`largeprompt reproduce {out}` makes it"
+    path = folder / name
+    remedy = f"`{shlex.join(['largeprompt', 'reproduce', '--out', str(folder)])}` makes it"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     found = read_json(path)
     if isinstance(found, dict) and found.get("finished") is False:
-        raise ValueError(f"{path} is of a job that is not finished; `largeprompt reproduce --resume {out}` goes on")
+        raise ValueError(f"{path} is of a job that is not finished; `{_going_on(folder)}` goes on")
     for field in fields:
         part = found
         for name in field.split("."):
@@ -96,8 +105,8 @@ def _same_choice(folder: Path, name: str, choice: Any, run: Mapping[str, Any]) -
     if "choice" not in run:
         return
     if not isinstance(choice, dict) or any(choice.get(key) != run["choice"].get(key) for key in _CHOICE):
-        command = f"{run['command']} --out {shlex.quote(str(folder))}"
-        raise ValueError(f"{folder / name} was made with other settings than {RUN}; `{command}` makes it again")
+        said = f"{folder / name} was made with other settings than {RUN}"
+        raise ValueError(f"{said}; `{_going_on(folder)}` makes it again")
 
 
 @contextlib.contextmanager

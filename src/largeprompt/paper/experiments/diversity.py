@@ -269,8 +269,9 @@ class AttentionInPhases(Experiment):
     def summary(self, data: xr.Dataset) -> list[str]:
         last = data.isel(K=-1)
         return [
-            f"K = {int(last.K)}: the frequent query gives its covariate 0.75 at {float(last.frequent):.0f}, "
-            f"a rare one at {float(last.rare):.0f}; its leading change switches at {float(last.switch):.0f}.",
+            f"K = {int(last.K)}: the frequent query puts 0.75 of its attention on its own covariate from "
+            f"t = {float(last.frequent):.0f} on, a rare one from t = {float(last.rare):.0f} on; at "
+            f"t = {float(last.switch):.0f} what changes fastest for a rare query switches.",
             f"Balanced covariates have half of the attention at time {float(last.balanced / last.K**2):.2f} K².",
         ]
 

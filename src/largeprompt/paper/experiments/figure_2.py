@@ -19,7 +19,7 @@ from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, GREY, OF_ATTENTION, Chart, Panel, Series, level, over_seeds
 from largeprompt.paper.choice import ANISOTROPIC, COVARIANCES, ISOTROPIC, MEMBERS, Choice, covariates
 from largeprompt.paper.claims import Check, Finding, claim, equal, widened, worst
-from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
+from largeprompt.paper.experiment import Computation, Experiment, Needed, Results, places, with_error
 from largeprompt.paper.experiments._training import all_of, counts_of, gathered
 
 TRAPS: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
@@ -153,7 +153,8 @@ class FinalRisk(Experiment):
         for L in (int(data.L[0]), int(data.L[-1])):
             at = data.sel(L=L)
             parts = [_ends_at(at, member) for member in MEMBERS]
-            lines.append(f"L = {L}: {'; '.join(parts)}; Bayes {float(at.Bayes):.5f}.")
+            parts.append(f"Bayes {with_error(float(at.Bayes), float(at.Bayes_stderr))}")
+            lines.append(f"L = {L}: {'; '.join(parts)}.")
         for member in MEMBERS:
             ends = data.verdict.sel(member=member).values
             lines.append(f"{member}: of {int((ends != '').sum())} runs {', '.join(counts_of(ends))}.")
@@ -161,10 +162,15 @@ class FinalRisk(Experiment):
 
 
 def _ends_at(at: xr.Dataset, member: str) -> str:
+    """The mean risk of the runs that converged; their seeds have the nodes and so the error of these in common."""
     here = at.sel(member=member)
-    good = here.risk.values[here.verdict.values == "converged"]
-    best = f"best {float(at[f'{member}_optimum']):.5f}"
-    return f"{member} {good.mean():.5f} ({best})" if len(good) else f"{member}: no run converged ({best})"
+    good = here.isel(seed=here.verdict.values == "converged")
+    best, n = float(at[f"{member}_optimum"]), good.sizes["seed"]
+    if not n:
+        return f"{member}: no run converged (best {best:.5f})"
+    between = float(good.risk.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    error = math.hypot(between, float(good.risk_stderr.mean()))
+    return f"{member} {with_error(float(good.risk.mean()), error)} (best {best:.{places(error)}f})"
 
 
 def levels(choice: Choice, covariance: str) -> Levels:

@@ -15,7 +15,7 @@ from largeprompt.lab import Progress, Run
 from largeprompt.paper.chart import GREEN, OF_ATTENTION, Chart, Panel, Series, level
 from largeprompt.paper.choice import ANISOTROPIC, MEMBERS, Choice
 from largeprompt.paper.claims import Check, Finding, claim, mean_of_counts, mean_over_seeds, not_settled
-from largeprompt.paper.experiment import Computation, Experiment, Needed, Results
+from largeprompt.paper.experiment import Computation, Experiment, Needed, Results, places
 from largeprompt.paper.experiments._training import (
     ALL_SEEDS,
     COURSES,
@@ -70,7 +70,7 @@ class Courses(Experiment):
     def dataset(self, choice: Choice, results: Results) -> xr.Dataset:
         lengths = COURSES[choice.preset]
         runs = {L: choice.runs(self.covariance, (L,)) for L in lengths}
-        along = gathered(runs, results, "risk", "verdict", "optimum", "Bayes")
+        along = gathered(runs, results, "risk", "risk_stderr", "verdict", "optimum", "Bayes")
         flow, cut = np.full_like(along.risk, np.nan), []
         for (member, L, seed), item in _flows(choice, self.covariance).items():
             flow[MEMBERS.index(member), lengths.index(L), seed] = results[item].risk.values
@@ -81,6 +81,7 @@ class Courses(Experiment):
             {
                 "risk": along.risk.assign_attrs(long_name="exact risk along SGD"),
                 "flow": (along.risk.dims, flow, {"long_name": "exact risk along the population flow, NaN if unknown"}),
+                "risk_stderr": along.risk_stderr.isel(step=-1).assign_attrs(long_name="its standard error"),
                 "verdict": along.verdict,
                 "optimum": first.optimum,
                 "Bayes": first.Bayes,
@@ -100,10 +101,7 @@ class Courses(Experiment):
         lines = []
         for L in data.L.values:
             at = data.sel(L=L)
-            ends = [
-                f"{m} {', '.join(_ends(at.sel(member=m)))} (least {float(at.optimum.sel(member=m)):.5f})"
-                for m in MEMBERS
-            ]
+            ends = [_ends(at.sel(member=member), member) for member in MEMBERS]
             lines.append(f"L = {L}, final risk of each seed: {'; '.join(ends)}.")
         off = (np.abs(data.risk - data.flow) / data.flow).values
         followed = off[np.isfinite(off).all(axis=-1)].max(axis=-1)
@@ -117,10 +115,15 @@ class Courses(Experiment):
         return lines
 
 
-def _ends(here: xr.Dataset) -> list[str]:
+def _ends(here: xr.Dataset, member: str) -> str:
     """The last risk of each run, and how it ended where it did not converge."""
+    known = "risk_stderr" in here  # data of an earlier version do not have it
+    error = float(np.nan_to_num(here.risk_stderr.values).max()) if known else 0.0
+    digits = places(error)
     ends = ["" if verdict == "converged" else f" {verdict}" for verdict in here.verdict.values]
-    return [f"{float(risk[-1]):.5f}{end}".rstrip() for risk, end in zip(here.risk, ends, strict=True)]
+    risks = [f"{float(risk[-1]):.{digits}f}{end}".rstrip() for risk, end in zip(here.risk, ends, strict=True)]
+    each = f" (each ± {error:.{digits}f}, " if error else " ("
+    return f"{member} {', '.join(risks)}{each}least {float(here.optimum):.{digits}f})"
 
 
 def _flows(choice: Choice, covariance: str) -> dict[tuple[str, int, int], Flow]:

@@ -123,7 +123,8 @@ class SeveralHeads(Experiment):
             whose = f"{_heads(H)} trained at L = {L} ({group.sizes['run']} seeds):"
             apart = [f"risk {float(group.risk.mean() / best.one):.3f} of the least of one head"]
             if H > 1:
-                apart += [f"{both.sizes['run']} runs have heads of both signs"]
+                count = both.sizes["run"]
+                apart += [f"{count} run{' has' if count == 1 else 's have'} heads of both signs"]
             if H > 1 and both.sizes["run"]:
                 apart += [f"these end {100 * float(both.risk.mean() / best.pair - 1):.1f} % above the best pair"]
                 apart += [f"their values add up to {float(both.imbalance.mean()):.3f} of their sizes"]

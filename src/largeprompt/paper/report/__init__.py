@@ -31,6 +31,7 @@ _CONSTANTS = {
     "dashes": plots.DASHES,
     "marks": {mark: path for mark, (_, path) in plots.MARKS.items()},
 }
+_SCRIPTS = ("report.js", "place.js")
 _IN_WORDS = (words.prose, words.one_line, words.reading, words.demand, words.check, words.comparison, words.plural)
 _FILTERS = {function.__name__: function for function in (*_IN_WORDS, words.moment, words.flat, role_in_words)}
 
@@ -56,7 +57,7 @@ def write_unfinished(
     del values["facts"]["Computed"]  # which counts all that is needed
     there = {"figures": len(shown), "claims": sum(claim["verdict"] != PENDING for claim in values["claims"])}
     stage = {**dataclasses.asdict(how_far), "there": there, "errata": errata, "time_left": duration(how_far.left)}
-    scripts = ("report.js",) if how_far.stopped else ("report.js", "unfinished.js")
+    scripts = _SCRIPTS if how_far.stopped else (*_SCRIPTS, "unfinished.js")
     page = _page(values, ("report.css", "unfinished.css"), scripts)
     return _filled(made.folder / "report" / "index.html", values | page | {"unfinished": stage})
 
@@ -76,12 +77,12 @@ def _filled(file: Path, values: dict[str, Any]) -> Path:
 def _values(made: Reproduction, figures: Mapping[str, Experiment]) -> dict[str, Any]:
     """What both forms of the report say."""
     run, claims = made.account, made.ledger["claims"]
-    work = [words.work_of(run[name], noun) for name, noun in (("runs", "training run"), ("pieces", "measurement"))]
+    work = [words.work_of(run[name], noun) for name, noun in (("runs", "training run"), ("pieces", "computation"))]
     facts = {
         "Not the paper's": words.conventions_of(run["settings"]),
         "Began": words.moment(run["began"]),
         "Took" if run.get("finished", True) else "So far": duration(run["seconds"]),
-        "Computed": "; ".join(work),
+        "Computed": f"{' and '.join(work)}; times by the clock, added up, though several go on at once",
         "Machine": words.machine_of(run["machine"]),
         "Expected": run.get("cost", ""),
     }
@@ -112,7 +113,7 @@ def _pending_figure(made: Reproduction, figure: Experiment) -> dict[str, Any]:
 
 
 def _page(
-    values: dict[str, Any], styles: Sequence[str] = ("report.css",), scripts: Sequence[str] = ("report.js",)
+    values: dict[str, Any], styles: Sequence[str] = ("report.css",), scripts: Sequence[str] = _SCRIPTS
 ) -> dict[str, Any]:
     """What the page alone holds: style, scripts, and the data of its charts."""
     charts = {figure["key"]: plots.panels(figure["chart"]) for figure in values["figures"] if figure["chart"]}

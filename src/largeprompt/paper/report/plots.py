@@ -37,7 +37,7 @@ def panels(chart: Chart) -> list[dict[str, Any]]:
         if isinstance(panel, HeatMap)
         else {
             "row": i // max(1, chart.columns) if chart.share_y else None,
-            "x": {"log": panel.x_log},
+            "x": {"log": panel.x_log, "whole": panel.whole},
             "y": {"log": panel.y_log},
             "traces": _traces(panel),
         }

@@ -50,7 +50,8 @@
     zoomed(plot) {
       const change = {};
       for (const name of ["xaxis", "yaxis"]) {
-        const { range, type } = plot.layout[name];
+        const { range, type, tickmode } = plot.layout[name];
+        if (tickmode === "linear") continue; // whole numbers
         for (const [key, value] of Object.entries(ticks(range, type === "log"))) change[`${name}.${key}`] = value;
       }
       this.zooming = true;
@@ -70,7 +71,7 @@
           j === i || (panel.row !== null && other.row === panel.row && other.traces && log(other, "y") === ylog) ? visible[j] : []);
         const layout = {
           ...page.layout(this.plots[i]),
-          xaxis: axis(extent(visible[i], "x", xlog), xlog),
+          xaxis: { ...axis(extent(visible[i], "x", xlog), xlog), ...(panel.x.whole && !xlog && { tickmode: "linear", tick0: 0, dtick: 1 }) },
           yaxis: axis(extent(common, "y", ylog), ylog),
         };
         const plot = this.plots[i];

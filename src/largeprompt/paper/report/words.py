@@ -18,7 +18,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BASE = r"(?<=[^\W\d_]|[\])}‖|∇⁰-⁹²³\u0300-\u036f])(?:(?<![a-z]{2})|(?<=(?<![a-z])[a-z]_[a-z]{2}))"
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _LOWERED = rf"{_BASE}_({_BRACES}|[A-Za-z0-9]+(?=[A-Za-z]_)|[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"
-_RAISED = rf"(?<=\S)\^({_BRACES}|\|[^|]*\||[−-]?[A-Za-z0-9]+|[α-ωΑ-Ω∞⋆])"
+_RAISED = rf"(?<=\S)\^({_BRACES}|\|[^|]*\||[−-]?(?:\d+\.\d+|[A-Za-z0-9]+)|[α-ωΑ-Ω∞⋆])"
 _SCRIPT = re.compile(f"{_LOWERED}|{_RAISED}")
 # The settings' names in words; a name that is not here stands for itself.
 MEANING = {
@@ -99,9 +99,10 @@ def machine_of(said: dict[str, Any]) -> str:
 
 
 def work_of(said: dict[str, Any], noun: str) -> str:
-    """How many of something were computed, and what that took."""
+    """How many of something were computed, and the time of each by the clock, added up."""
     gpu = [f"{duration(said['gpu_seconds'])} of a GPU"] if said.get("gpu_seconds") else []
-    cores = [f"{duration(said['core_seconds'])} of one core"] if said["core_seconds"] or not gpu else []
+    beside = " on the processor" if gpu else ""
+    cores = [f"{duration(said['core_seconds'])}{beside}"] if said["core_seconds"] or not gpu else []
     return f"{plural(said['count'], noun)} ({' and '.join([*gpu, *cores])})"
 
 
