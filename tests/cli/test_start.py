@@ -245,6 +245,13 @@ def test_a_module_that_fails_or_ends_the_process_is_one_line(tmp_path, monkeypat
     ]
 
 
+@pytest.mark.parametrize("printed", ["no new line", '["a" b\n', '["numpy", false, "fake"]\n'])
+def test_what_a_module_prints_is_no_answer(tmp_path, monkeypatch, printed):
+    (tmp_path / "prints.py").write_text(f"import os\nprint({printed!r}, end='')\nos.write(1, {printed.encode()!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert list(_doctor.imported(["prints", "numpy"])) == [("prints", True, ""), ("numpy", True, "")]
+
+
 def answers(**broken):
     def imported(names):
         found = {"devices": (True, "cpu (cpu)"), "cuda": (True, "CUDA finds no device and driver"), **broken}

@@ -23,11 +23,16 @@ _EXTRAS = ("cuda", "cluster", "models")
 _MODULES = {"numba-cuda": "numba.cuda"}  # where a package is not imported by its own name
 _SECONDS = 120  # after which a package that is still being imported counts as broken
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_ENABLE_X64", "JAX_PLATFORMS", "NUMBA_DISABLE_JIT", "XLA_FLAGS")
-# A process of its own: a package that is broken may end the process that imports it. It says what it is about to do.
+# A process of its own: a package that is broken may end the process that imports it. It says what it is about to do,
+# where no package prints: what they write to standard output is lost.
 _IMPORTS = """
-import importlib, json, sys
+import importlib, json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def answer(*words):
+    print(json.dumps(words), file=answers, flush=True)
 for name in sys.argv[1:]:
-    print(json.dumps([name]), flush=True)
+    answer(name)
     try:
         if name == "devices":
             import jax
@@ -37,9 +42,9 @@ for name in sys.argv[1:]:
             found = gpu_refusal("cuda") or ""
         else:
             found = importlib.import_module(name) and ""
-        print(json.dumps([name, True, found]), flush=True)
+        answer(name, True, found)
     except BaseException as error:
-        print(json.dumps([name, False, f"{type(error).__name__}: {error}"]), flush=True)
+        answer(name, False, f"{type(error).__name__}: {error}")
 """
 
 
@@ -142,8 +147,6 @@ def imported(names: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
             output, end = (error.stdout or b"").decode(errors="replace"), f"no answer after {_SECONDS} s"
         started = ""
         for line in output.splitlines():
-            if not line.startswith('["'):  # what a package prints
-                continue
             started, *result = json.loads(line)
             if result:
                 left.remove(started)
