@@ -288,6 +288,31 @@ def test_what_is_broken_is_named_with_its_cure_and_the_exit_code_is_1(command, m
     assert output.endswith("3 are broken\n")
 
 
+@pytest.mark.parametrize("package", ["jax", "scipy"])
+def test_what_a_broken_package_leaves_unknown_is_not_broken_as_well(command, monkeypatch, package):
+    failed = (False, "ImportError: no library")
+    monkeypatch.setattr(_doctor, "imported", answers(**{package: failed, "devices": failed, "cuda": failed}))
+    code, output, _ = command("doctor")
+    assert code == 1
+    assert f"devices of JAX     not known: {package} is broken\n" in output
+    assert f"GPU of the engine  not known: {package} is broken\n" in output
+    assert output.endswith("1 is broken\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("F: Unknown flag in XLA_FLAGS: --bogus=1", "correct XLA_FLAGS"),
+        ("no answer after 120 s", "set JAX_PLATFORMS=cpu to go without a GPU"),
+    ],
+)
+def test_devices_that_do_not_answer_are_named_with_their_cure(command, monkeypatch, words, mend):
+    monkeypatch.setattr(_doctor, "imported", answers(devices=(False, words)))
+    _, output, _ = command("doctor")
+    assert f"BROKEN: {words}; {mend}\n" in output
+    assert output.endswith("1 is broken\n")
+
+
 def test_an_old_version_is_broken_and_an_extra_may_be_missing(command, monkeypatch):
     versions = {"jax": "0.9.3", "torch": None}
     found = _doctor._version
