@@ -207,6 +207,10 @@ def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tm
             assert _compiled.keep_compiled() is None
         with pytest.raises(OSError, match="file"):
             _compiled.keep_compiled(file)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with pytest.raises(OSError, match=str(file)):
+            _compiled.keep_compiled("~/file")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
