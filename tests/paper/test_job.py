@@ -274,7 +274,7 @@ def test_the_cost_is_said_before_and_counts_what_is_there(stand_ins, tmp_path):
 
     for expected, sentence in (([0.1, 0.2], "2 computations: about "), ([0.0, 0.0], "nothing to compute")):
         plan = work.plan()
-        assert plan.sentence.startswith("1 training runs and 2 computations")
+        assert plan.sentence.startswith("1 training run and 2 computations")
         assert sentence in plan.sentence
         steps.clear()
         work.datasets(plan, Noting())

@@ -155,6 +155,11 @@ def _makespan(seconds: list[float], jobs: int) -> float:
     return max(ends)
 
 
+def number_of(count: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time in words."""
     if seconds >= 1e8:
