@@ -118,7 +118,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
 
     if own := jax.config.jax_compilation_cache_dir:  # pyrefly: ignore[missing-attribute]
         return Path(own)
-    base = cache_folder() if folder is None else Path(folder)
+    base = cache_folder() if folder is None else Path(folder).expanduser()
     if base is None:
         return None
     place = base / f"xla-{_fingerprint()}"

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from largeprompt.paper.experiments import FIGURES
+
 
 def largeprompt(*arguments, **options):
     # a narrow terminal without colours, whatever the machine; compiled as fast as in the other tests
@@ -76,6 +78,16 @@ def test_help_and_version(command):
     code, output, _ = command("--version")
     assert code == 0
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", output)
+
+
+def test_the_help_of_a_figure_names_all_and_says_where_results_are_kept(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("figure", "reproduce", "verify"):
+        _, output, _ = command(name, "--help")
+        (line,) = (line for line in output.splitlines() if "--store" in line)
+        assert "[default: (OUT/store)]" in line
+    _, output, _ = command("figure", "--help")
+    assert all(re.search(rf"\b{key}\b", output) for key in FIGURES if key.isalpha())
 
 
 def test_an_interrupt_ends_with_one_line_and_no_half_written_file(tmp_path):

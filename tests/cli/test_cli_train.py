@@ -48,13 +48,11 @@ def test_train_runs_a_sweep_once_and_tells_it_as_json(command):
 def test_train_prints_its_estimate_and_its_table(command):
     code, out, err = command("train", *QUICK, "--attention", "linear", "--store", "kept")
     assert (code, err) == (0, "")
-    assert out.startswith("1 runs to do, 1 at a time: about 0 s, ")
+    assert out.startswith("1 run to do, 1 at a time: about 0 s, ")
     assert "best softmax" in out
     assert "written: results/training.svg" in out
     assert len(lab.Store("kept").run_keys()) == 1
-    assert command("train", *QUICK, "--attention", "linear", "--store", "kept")[1].startswith(
-        "1 runs, all in the store"
-    )
+    assert command("train", *QUICK, "--attention", "linear", "--store", "kept")[1].startswith("1 run, all in the store")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ def test_training_that_asked_for_a_gpu_ends_as_on_the_processor(command, monkeyp
     assert (code, err) == (0, "largeprompt: no GPU: numba-cuda is not installed; the CPU does the work\n")
     (answer,) = json.loads(out)["runs"]
     assert lab.Store("runs").log(answer["hash"])["device"] == "cpu"
-    assert command("train", *QUICK, "--attention", "linear")[1].startswith("1 runs, all in the store")
+    assert command("train", *QUICK, "--attention", "linear")[1].startswith("1 run, all in the store")
 
 
 @pytest.mark.parametrize("command_name", ["train", "reproduce", "figure", "verify"])
@@ -140,7 +138,9 @@ def test_a_record_that_is_no_table_is_one_line(command):
 WRONG = [
     (("--L", "ten"), "L is 'ten'; it must be a whole number of at least 1, or inf"),
     (("--L", "10,0"), "L is 0; it must be a whole number of at least 1, or inf"),
-    (("--sigma", "toeplitz"), "the covariance is 'toeplitz'; for d = 5"),
+    (("--sigma", "kms:2"), "sigma: rho is 2; it must lie between -1 and 1"),
+    (("--query-sigma", "kms:2"), "query_sigma: rho is 2; it must lie"),
+    (("--sigma", "toeplitz"), "sigma: the covariance is 'toeplitz'; for d = 5"),
     (("--sigma", "diagonal:1,2"), "for d = 5"),
     (("--rate", "-1"), "rate is -1; it must be a number above 0"),
     (("--seeds", "0"), "seeds is 0; it must be at least 1"),

@@ -207,6 +207,10 @@ def test_a_folder_that_cannot_be_made_is_a_warning_or_when_asked_for_an_error(tm
             assert _compiled.keep_compiled() is None
         with pytest.raises(OSError, match="file"):
             _compiled.keep_compiled(file)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with pytest.raises(OSError, match=str(file)):
+            _compiled.keep_compiled("~/file")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
@@ -245,6 +249,13 @@ def test_a_module_that_fails_or_ends_the_process_is_one_line(tmp_path, monkeypat
     ]
 
 
+@pytest.mark.parametrize("printed", ["no new line", '["a" b\n', '["numpy", false, "fake"]\n'])
+def test_what_a_module_prints_is_no_answer(tmp_path, monkeypatch, printed):
+    (tmp_path / "prints.py").write_text(f"import os\nprint({printed!r}, end='')\nos.write(1, {printed.encode()!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert list(_doctor.imported(["prints", "numpy"])) == [("prints", True, ""), ("numpy", True, "")]
+
+
 def answers(**broken):
     def imported(names):
         found = {"devices": (True, "cpu (cpu)"), "cuda": (True, "CUDA finds no device and driver"), **broken}
@@ -279,6 +290,31 @@ def test_what_is_broken_is_named_with_its_cure_and_the_exit_code_is_1(command, m
     assert "cannot be imported: ImportError: NumPy is too new; pip install --force-reinstall numba\n" in output
     assert "nothing can be written there: set LARGEPROMPT_CACHE to another folder, or to off\n" in output
     assert output.endswith("3 are broken\n")
+
+
+@pytest.mark.parametrize("package", ["jax", "scipy"])
+def test_what_a_broken_package_leaves_unknown_is_not_broken_as_well(command, monkeypatch, package):
+    failed = (False, "ImportError: no library")
+    monkeypatch.setattr(_doctor, "imported", answers(**{package: failed, "devices": failed, "cuda": failed}))
+    code, output, _ = command("doctor")
+    assert code == 1
+    assert f"devices of JAX     not known: {package} is broken\n" in output
+    assert f"GPU of the engine  not known: {package} is broken\n" in output
+    assert output.endswith("1 is broken\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("F: Unknown flag in XLA_FLAGS: --bogus=1", "correct XLA_FLAGS"),
+        ("no answer after 120 s", "set JAX_PLATFORMS=cpu to go without a GPU"),
+    ],
+)
+def test_devices_that_do_not_answer_are_named_with_their_cure(command, monkeypatch, words, mend):
+    monkeypatch.setattr(_doctor, "imported", answers(devices=(False, words)))
+    _, output, _ = command("doctor")
+    assert f"BROKEN: {words}; {mend}\n" in output
+    assert output.endswith("1 is broken\n")
 
 
 def test_an_old_version_is_broken_and_an_extra_may_be_missing(command, monkeypatch):

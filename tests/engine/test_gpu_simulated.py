@@ -222,7 +222,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(found, folder):
 
 def test_the_command_line_says_that_runs_go_side_by_side(found):
     assert found["command line/code"] == 0
-    assert str(found["command line/said"]).startswith("1 runs to do, side by side on the GPU: about ")
+    assert str(found["command line/said"]).startswith("1 run to do, side by side on the GPU: about ")
 
 
 def test_a_trainer_is_that_of_the_gpu_unless_it_is_refused(found):

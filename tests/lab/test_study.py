@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from largeprompt import concentration, lab
-from largeprompt.measures import Gaussian
+from largeprompt.measures import DoubtWarning, Gaussian
 
 STUDY = """
 L = [4, 12]
@@ -89,15 +89,22 @@ def test_a_law_without_a_prediction_is_measured_all_the_same(study, monkeypatch)
     assert float(data.measured[0, 0]) > 0
 
 
-def test_a_study_keeps_what_its_prediction_warns_of(study, monkeypatch):
+def test_a_study_keeps_what_its_prediction_warns_of_and_nothing_of_other_libraries(study, monkeypatch):
     predict = concentration.predict
 
     def warning(*arguments, **options):
-        warnings.warn("it may be infinite", stacklevel=2)
+        for _ in range(2):
+            warnings.warn("it may be infinite", DoubtWarning, stacklevel=2)
+        warnings.warn("Error reading persistent compilation cache entry for 'jit_stage'", stacklevel=2)
+        warnings.warn("a library will change", stacklevel=2)
         return predict(*arguments, **options)
 
     monkeypatch.setattr(concentration, "predict", warning)
-    data = dataclasses.replace(study, lengths=[4], quantities="output").run()
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("default")
+        warnings.filterwarnings("ignore", "Error reading persistent")  # as `keep_compiled` does
+        data = dataclasses.replace(study, lengths=[4], quantities="output").run()
+    assert [str(other.message) for other in others] == ["a library will change"]
     assert data.note.values.tolist() == ["it may be infinite"]
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import math
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -115,6 +116,25 @@ def test_the_forecast_counts_what_is_left_to_do(store):
     assert set(lab.forecast(RUNS, store, jobs=2).each) == set(RUNS[1:])
     sizes = store.path(RUNS[0].key).stat().st_size
     assert recorded_bytes(RUN) < sizes < 10 * recorded_bytes(RUN) + 2**14
+
+
+@pytest.mark.parametrize("waits", [(), (1,), (700,)])
+def test_one_step_that_has_to_wait_does_not_count_for_all(monkeypatch, waits):
+    clock = [0.0]
+
+    class Trainer:
+        def start(self):
+            return SimpleNamespace(step=0)
+
+        def advance(self, state, until):
+            clock[0] += (until - state.step) * 1e-4 + sum(0.17 for step in waits if state.step <= step < until)
+            return SimpleNamespace(step=until)
+
+    monkeypatch.setattr(lab.Run, "trainer", lambda _: Trainer())
+    monkeypatch.setattr(_forecast.time, "monotonic", lambda: clock[0])
+    speed = _forecast._speed(dataclasses.replace(RUN, steps=100_000))
+    assert speed == pytest.approx(1e4)
+    assert clock[0] < 1
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 import xarray as xr
 
 from largeprompt.lab import Interrupted, Progress, Record, Run, claimed
-from largeprompt.paper import Choice, Conventions, Job, job, kept_choice, report
+from largeprompt.paper import Choice, Conventions, Job, job, kept_choice, report, unfinished
 from largeprompt.paper.chart import Chart, Panel, Series
 from largeprompt.paper.claims import Check, Finding, claim
 from largeprompt.paper.experiment import Computation, Experiment, Measurement, Needed
 from largeprompt.paper.files import plain
-from largeprompt.paper.plan import cheapest_first
+from largeprompt.paper.plan import Followed, Plan, cheapest_first
 from largeprompt.paper.reproduction import read as read_back
 from refusals import assert_refused
 
@@ -226,6 +226,22 @@ def test_the_page_fills_as_the_job_goes_on_and_is_never_half_written(pages, tmp_
     assert finished == PAGES[0](read_back(tmp_path, STAND_INS), STAND_INS)[0].read_text("utf-8")
 
 
+def test_the_time_left_is_steady_and_follows_the_pace_in_the_end(monkeypatch):
+    clock, followed = [0.0], Followed()
+    monkeypatch.setattr(unfinished.time, "monotonic", lambda: clock[0])
+    plan = Plan((), (Squares(6),), {RUN: 59.9}, (Squares(6),), 1, 0.0, 0.0)
+    writer = unfinished.Writer(plan, followed, lambda *_: True, lambda *_: None)
+
+    def left(seconds, share):
+        clock[0], followed.done["training"] = seconds, share * 60.0
+        return writer._how_far().left
+
+    # long without an end of anything, then several at once
+    assert all(45 < left(*at) < 75 for at in [(0, 0), (10, 0.04), (11, 0.06), (12, 0.08), (13, 0.16), (15, 0.2)])
+    assert left(30, 0.5) == pytest.approx(30)
+    assert left(171, 0.95) == pytest.approx(9, rel=0.05)  # three times slower than planned
+
+
 def test_a_picture_that_cannot_be_written_ends_the_job(stand_ins, tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("the disk is full")
@@ -271,7 +287,7 @@ def test_the_cost_is_said_before_and_counts_what_is_there(stand_ins, tmp_path):
 
     for expected, sentence in (([0.1, 0.2], "2 computations: about "), ([0.0, 0.0], "nothing to compute")):
         plan = work.plan()
-        assert plan.sentence.startswith("1 training runs and 2 computations")
+        assert plan.sentence.startswith("1 training run and 2 computations")
         assert sentence in plan.sentence
         steps.clear()
         work.datasets(plan, Noting())

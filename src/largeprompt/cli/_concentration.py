@@ -1,7 +1,6 @@
 """How near finite prompts are to their limit, for any law, layer and quantity; and how long a prompt must be."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,6 +85,7 @@ def prompt_length(
     import jax
 
     from largeprompt.concentration import prompt_length_for
+    from largeprompt.measures._worth import doubts
 
     from ._tables import prompt_length_lines
 
@@ -96,10 +96,8 @@ def prompt_length(
         "device": device_for(device, "jax"),
     }
     name = f"looking for the length of prompts, {chosen}"
-    with View() as view, view.task(name, 1), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with View() as view, view.task(name, 1), doubts() as notes:
         found = prompt_length_for(target, *subject, **options)
-    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     layer = {"layer": study.layer_in_words, "score_scale": getattr(study.attention, "scale", 1.0)}
     numbers = {
         "quantity": chosen,

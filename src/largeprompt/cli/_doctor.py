@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -21,13 +21,19 @@ from ._app import Json, app, screen
 
 _EXTRAS = ("cuda", "cluster", "models")
 _MODULES = {"numba-cuda": "numba.cuda"}  # where a package is not imported by its own name
+_OF_JAX = ("jaxlib", "jax", "numpy", "scipy")  # without these nothing is known about devices
 _SECONDS = 120  # after which a package that is still being imported counts as broken
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_ENABLE_X64", "JAX_PLATFORMS", "NUMBA_DISABLE_JIT", "XLA_FLAGS")
-# A process of its own: a package that is broken may end the process that imports it. It says what it is about to do.
+# A process of its own: a package that is broken may end the process that imports it. It says what it is about to do,
+# where no package prints: what they write to standard output is lost.
 _IMPORTS = """
-import importlib, json, sys
+import importlib, json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def answer(*words):
+    print(json.dumps(words), file=answers, flush=True)
 for name in sys.argv[1:]:
-    print(json.dumps([name]), flush=True)
+    answer(name)
     try:
         if name == "devices":
             import jax
@@ -37,13 +43,14 @@ for name in sys.argv[1:]:
             found = gpu_refusal("cuda") or ""
         else:
             found = importlib.import_module(name) and ""
-        print(json.dumps([name, True, found]), flush=True)
+        answer(name, True, found)
     except BaseException as error:
-        print(json.dumps([name, False, f"{type(error).__name__}: {error}"]), flush=True)
+        answer(name, False, f"{type(error).__name__}: {error}")
 """
 
 
 Answers = Mapping[str, tuple[bool, str]]
+State = Literal["ok", "none", "broken"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Check:
     """One line: a name, what was found, and where that is broken or missing what to do."""
 
     name: str
-    state: Literal["ok", "none", "broken"]
+    state: State
     found: str
     mend: str = ""
 
@@ -63,7 +70,8 @@ def doctor(as_json: Json = False) -> None:
     installed = [_module(name) for name, _, _ in required if _version(name) is not None]
     answers = {name: (works, words) for name, works, words in imported([*installed, "devices", "cuda"])}
     checks = [Check("largeprompt", "ok", f"{__version__} in {Path(__file__).parents[1]}"), _python()]
-    checks += [*_packages(required, answers), *_devices(answers), *_caches(), *_settings()]
+    checks += _packages(required, answers)
+    checks += [*_devices(answers, {each.name for each in checks if each.state == "broken"}), *_caches(), *_settings()]
     broken = sum(check.state == "broken" for check in checks)
     if as_json:
         print(json.dumps({"broken": broken, "checks": [dataclasses.asdict(check) for check in checks]}, indent=1))
@@ -142,8 +150,6 @@ def imported(names: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
             output, end = (error.stdout or b"").decode(errors="replace"), f"no answer after {_SECONDS} s"
         started = ""
         for line in output.splitlines():
-            if not line.startswith('["'):  # what a package prints
-                continue
             started, *result = json.loads(line)
             if result:
                 left.remove(started)
@@ -160,16 +166,26 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1][:300]
 
 
-def _devices(answers: Answers) -> Iterator[Check]:
-    works, words = answers["devices"]
+def _devices(answers: Answers, broken: Set[str]) -> Iterator[Check]:
+    """The devices that JAX and the engine see; `broken` are the packages that are."""
+    state, words = _unless(broken, _OF_JAX, *answers["devices"])
     card = Path("/dev/nvidia0").exists()
-    mend = "set JAX_PLATFORMS=cpu to go without a GPU"
-    if works and card and "cpu" in words and not re.search("gpu|cuda", words):
-        works, mend = False, 'there is an NVIDIA GPU that JAX does not see: pip install "largeprompt[cuda]"'
-    yield Check("devices of JAX", "ok" if works else "broken", words, "" if works else mend)
-    works, words = answers["cuda"]
-    state = ("none" if words else "ok") if works else "broken"
-    yield Check("GPU of the engine", state, words or "there is one", "" if works else "pip install numba-cuda again")
+    mend = "correct XLA_FLAGS" if "XLA_FLAGS" in words else "set JAX_PLATFORMS=cpu to go without a GPU"
+    if state == "ok" and card and "cpu" in words and not re.search("gpu|cuda", words):
+        state, mend = "broken", 'there is an NVIDIA GPU that JAX does not see: pip install "largeprompt[cuda]"'
+    yield Check("devices of JAX", state, words, mend if state == "broken" else "")
+    state, words = _unless(broken, (*_OF_JAX, "numba", "numba-cuda"), *answers["cuda"])
+    state = "none" if state == "ok" and words else state
+    again = "pip install --force-reinstall numba-cuda" if _version("numba-cuda") else ""
+    yield Check("GPU of the engine", state, words or "there is one", again if state == "broken" else "")
+
+
+def _unless(broken: Set[str], needed: Sequence[str], works: bool, words: str) -> tuple[State, str]:
+    """An answer; where there is none for want of a package that is broken, that package alone counts as broken."""
+    if works:
+        return "ok", words
+    missing = next((name for name in needed if name in broken), None)
+    return ("none", f"not known: {missing} is broken") if missing else ("broken", words)
 
 
 def _caches() -> Iterator[Check]:

@@ -8,12 +8,12 @@ import typer
 from ._app import DeviceName, Json, Out, app, errors, screen, with_options
 from ._interrupts import interrupts
 from ._output import device_for, interruptible, name_files, print_json, print_result, show
-from ._train import Folder
 from ._view import View
 
 if TYPE_CHECKING:
     from largeprompt.paper import Choice, Job, Plan
 
+Folder = Annotated[str | None, typer.Option("--store", help="Folder of results.", show_default="OUT/store")]
 _PRESET = {
     "preset": "How much: quick (minutes), paper (the full protocol), smoke (a trial). [quick]",
 }
@@ -80,7 +80,7 @@ def figure(
     *,
     key: Annotated[
         str,
-        typer.Argument(help="1a to 8, diversity, flows, generalise, heads, laws or phases; 1 is 1a and 1b."),
+        typer.Argument(help="1a to 8, diversity, flows, generalise, heads, laws, phases or spurious; 1 is 1a and 1b."),
     ],
     given: dict[str, Any],
     out: Out = Path("results"),

@@ -122,6 +122,7 @@ def _print_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedu
     from rich.text import Text
 
     from largeprompt import lab
+    from largeprompt.lab._forecast import number_of
 
     running = lab.running_runs(scheduler, store) if scheduler is not None else None
     found = lab.statuses(store, runs, running)
@@ -132,7 +133,8 @@ def _print_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedu
         print_json([], {"store": store.location, "counts": counts, "runs": each})
         return
     of_each = ", ".join(f"{count} {stage}" for stage, count in counts.items()) or "none"
-    screen.print(f"{len(found)} runs in {store.location}: {of_each}", markup=False, highlight=False, soft_wrap=True)
+    line = f"{number_of(len(found), 'run')} in {store.location}: {of_each}"
+    screen.print(line, markup=False, highlight=False, soft_wrap=True)
     unfinished = [run for stage in ("failed", "running", "interrupted", "begun") for run in found if run.stage == stage]
     if not unfinished:
         return

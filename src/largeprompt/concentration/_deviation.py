@@ -17,7 +17,7 @@ from largeprompt._progress import Progress
 from largeprompt.attention import AbstractLayer
 from largeprompt.measures import Empirical
 from largeprompt.measures._from_sampler import sampled_parts
-from largeprompt.measures._worth import FewTokensWarning
+from largeprompt.measures._worth import DoubtWarning, FewTokensWarning
 
 from ._fit import RateFit, fit_power_law
 from ._gaussian_prompts import GaussianPrompts
@@ -189,6 +189,7 @@ def _ways(
         warnings.warn(
             f"mu is known by a sampler, and {size} tokens stand in for it: below about c/{size} a deviation is that of "
             "the stand-in; give FromSampler a larger size",
+            DoubtWarning,
             stacklevel=3,
         )
     heads = problem.heads or ()
@@ -227,5 +228,6 @@ def _warn(result: Deviation, doubtful: Bool[np.ndarray, " k"]) -> None:
     warnings.warn(
         f"{result.quantity} at L = {L}: {result.replicates} prompts are worth {effective:.3g} (tail index "
         f"{result.tail[worst]:.2f}), so the mean cannot be trusted; {remedy}",
+        DoubtWarning,
         stacklevel=4,
     )

@@ -15,7 +15,7 @@ from largeprompt.attention._forms import described
 from largeprompt.icl import LinearRegression, blocks, norm, risk, risk_gradient, risk_rate
 from largeprompt.measures import Gaussian
 from largeprompt.measures._from_sampler import resampled, sampled_parts
-from largeprompt.measures._worth import FewTokensWarning
+from largeprompt.measures._worth import DoubtWarning, FewTokensWarning
 
 from ._memory import refuse_what_does_not_fit
 from ._problem import NotPredictedError, Problem, Queries, RiskProblem, Several, Tokens, problem_of
@@ -191,6 +191,7 @@ def _constant(
         warnings.warn(
             f"the constant of {name} is an average over {len(constant.values)} queries that are worth "
             f"{trust.effective:.3g} (tail index {trust.tail:.2f}): it may be far too small, and infinite",
+            DoubtWarning,
             stacklevel=4,
         )
     return constant

@@ -18,7 +18,7 @@ from ._store import AbstractStore
 from ._sweep import MOST_ON_GPU
 from ._weights import matrices
 
-_MEASURE_SECONDS = 0.1
+_MEASURE_SECONDS = 0.05  # at least, twice
 _LAUNCH_SECONDS = 0.3  # on a GPU
 _MANY = 1000  # runs
 _AT_ONCE = 64  # kinds of runs timed side by side there, so that none has to wait
@@ -135,15 +135,15 @@ def _speed(run: Run) -> float:
     run, factor = _shorter(run)
     trainer = run.trainer()
     state = trainer.advance(trainer.start(), min(1, run.steps))  # compiles
-    steps, speed = 1, 1.0
-    while state.step < run.steps:
+    steps, speed, enough = 1, 1.0, 0
+    while state.step < run.steps and enough < 2:
         began, first = time.monotonic(), state.step
         state = trainer.advance(state, min(run.steps, first + steps))
         taken = max(time.monotonic() - began, 1e-9)
-        speed = (state.step - first) / taken
-        if taken >= _MEASURE_SECONDS:
-            break
-        steps *= 2
+        found = (state.step - first) / taken
+        speed = max(speed, found) if enough else found  # one may have taken long because it had to wait
+        enough += taken >= _MEASURE_SECONDS
+        steps *= 1 if taken >= _MEASURE_SECONDS else 2
     return speed / factor
 
 
@@ -153,6 +153,11 @@ def _makespan(seconds: list[float], jobs: int) -> float:
     for length in sorted(seconds, reverse=True):
         ends[ends.index(min(ends))] += length
     return max(ends)
+
+
+def number_of(count: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

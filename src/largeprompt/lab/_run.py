@@ -247,7 +247,12 @@ def _structured(run: Run, alpha: float, Theta: Any) -> AbstractLayer:
 
 
 def _covariance(name: str, value: str | Numbers, d: int) -> Any:
-    return covariance_named(value, d) if isinstance(value, str) else checks.covariance(name, value, d)
+    if not isinstance(value, str):
+        return checks.covariance(name, value, d)
+    try:
+        return covariance_named(value, d)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _agreed(name: str, asked: int | None, found: int) -> int:

@@ -20,6 +20,7 @@ from largeprompt.attention import AbstractLayer
 from largeprompt.concentration import bounds
 from largeprompt.icl import LinearRegression
 from largeprompt.measures import AbstractMeasure
+from largeprompt.measures._worth import doubts
 
 from ._laws import layer_from, measure_from, task_from
 from ._lengths import lengths_from
@@ -146,13 +147,12 @@ class Study:
     def _predicted(self, quantity: str, key: Any) -> tuple[Any, str, str]:
         """The prediction, or None; how it is made, or why there is none; and what it warns of."""
         subject = (self.attention, self.tokens, self.queries, self.lengths)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with doubts() as notes:
             try:
                 found = concentration.predict(*subject, quantity, key, query_in_prompt=self.query_in_prompt)
             except ValueError as error:
                 return None, f"none, {error}", ""
-        return found, found.method, "; ".join(dict.fromkeys(str(warning.message) for warning in caught))
+        return found, found.method, "; ".join(notes)
 
     def _bounded(self, quantity: str) -> tuple[np.ndarray, str, str]:
         """The paper's bound at each length as a power of ten, its name, and why it was refused where it was."""

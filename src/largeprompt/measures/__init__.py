@@ -13,4 +13,5 @@ from ._mixture import Mixture as Mixture
 from ._product import Product as Product
 from ._rademacher import Rademacher as Rademacher
 from ._sphere import Sphere as Sphere
+from ._worth import DoubtWarning as DoubtWarning
 from ._worth import FewTokensWarning as FewTokensWarning

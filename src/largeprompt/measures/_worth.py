@@ -4,7 +4,10 @@ For masses $a_l$ and summands $x_l = a_l\|z_l-m\|^p$ these are $1/\sum a_l^2$ an
 far out leaves few of either; then the average is off by more than its standard error says.
 """
 
+import contextlib
 import math
+import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +20,26 @@ _HEAVIEST = 0.5  # index of the weights' tail: beyond, the error of an average h
 _EVEN = 0.4  # effective tokens among all from which the weights' tail carries little, whatever its shape
 
 
-class FewTokensWarning(UserWarning):
+class DoubtWarning(UserWarning):
+    """A number, or its standard error, cannot be trusted."""
+
+
+class FewTokensWarning(DoubtWarning):
     """Too few tokens of a sampler carry a tilt."""
+
+
+@contextlib.contextmanager
+def doubts() -> Iterator[list[str]]:
+    """The warnings that numbers cannot be trusted, each once, in a list once the block has ended; others are issued."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DoubtWarning)
+        yield found
+    for each in caught:
+        if not issubclass(each.category, DoubtWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        elif str(each.message) not in found:
+            found.append(str(each.message))
 
 
 class Worth(NamedTuple):

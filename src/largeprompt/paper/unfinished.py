@@ -14,7 +14,6 @@ import xarray as xr
 from largeprompt.paper.plan import Followed, Plan
 
 _EVERY = 10.0  # seconds after which the page is written again though nothing new is there: time goes on
-_LITTLE = 0.05  # share of the work below which its own pace says less than the plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +92,12 @@ class Writer:
             self._error = error
 
     def _how_far(self) -> HowFar:
-        """Where the work stands, with the time left by the pace so far, once there is one."""
+        """Where the work stands, with the time left: by the plan at first, and the more is done by the pace so far."""
         work = sum(self._plan.seconds_of_run.values()) + sum(item.seconds for item in self._plan.to_compute)
         done = sum(self._followed.done.get(name, 0.0) for name in ("training", "computing"))
         share = min(done / work, 1.0) if work else 1.0
         spent = time.monotonic() - self._began
-        left = spent * (1 / share - 1) if share > _LITTLE else self._plan.seconds * (1 - share)
+        # `share` times spent * (1 / share - 1), which the pace says, and the rest times what the plan says
+        left = (1 - share) * (spent + (1 - share) * self._plan.seconds)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return HowFar(now, share, left, self._stopped)

@@ -8,6 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, Lengths, length_or_law, longest
+from largeprompt.measures._worth import DoubtWarning
 
 from .._estimate import Estimate, Gradient, norm
 from .._stand_in import stand_in_error
@@ -90,6 +91,7 @@ def _refined(
             warnings.warn(
                 f"the standard error is {spread:.2g} on {size:.4g} after {draws} draws, above rtol = {rtol:g}; "
                 "raise max_draws or rtol",
+                DoubtWarning,
                 stacklevel=3,
             )
             break

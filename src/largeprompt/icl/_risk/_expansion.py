@@ -13,7 +13,7 @@ from largeprompt import _checks as checks
 from largeprompt.attention import AbstractLayer, heads_of, kind_of, merged_form
 from largeprompt.attention._first_order import first_order
 from largeprompt.attention._forms import described
-from largeprompt.measures._worth import worth
+from largeprompt.measures._worth import DoubtWarning, worth
 
 from .._blocks import Blocks, blocks
 from .._estimate import Estimate, exactly
@@ -130,6 +130,7 @@ def _mean(values: Float[Array, " n"], rates: Float[Array, " n"]) -> Estimate:
             warnings.warn(
                 f"of {n} instances {carried.effective:.3g} carry the 1/L constant (tail index {carried.tail:.2f}): it "
                 "may be infinite, and its error is not to be trusted; use smaller scores, or raise draws",
+                DoubtWarning,
                 stacklevel=3,
             )
     error = jnp.std(values, ddof=1) / math.sqrt(n)
