@@ -81,6 +81,11 @@ def test_compiled_programs_are_loaded_again_and_damaged_ones_are_compiled_again(
     assert compiled(tmp_path) == (place, False)
 
 
+def test_a_home_that_is_not_there_is_no_cache(monkeypatch):
+    monkeypatch.setenv("LARGEPROMPT_CACHE", "~no such user/cache")
+    assert _compiled.cache_folder() is None
+
+
 def test_the_cache_can_be_turned_off_and_another_one_is_left_alone(tmp_path):
     assert compiled("off") == ("None", False)
     other = tmp_path / "other"

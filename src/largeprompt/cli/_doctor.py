@@ -195,7 +195,7 @@ def _caches() -> Iterator[Check]:
     if own:
         yield Check("compiled programs", "ok", f"{own} (JAX_COMPILATION_CACHE_DIR): {_size(Path(own).glob('*'))}")
     elif folder is None:
-        yield Check("compiled programs", "none", f"not kept: {VARIABLE} is off")
+        yield Check("compiled programs", "none", f"not kept: {VARIABLE} is off, or there is no such home")
     else:
         words = f"{folder}: {_size(file for _, _, file in programs(folder))}, at most {LIMIT / 2**20:.0f} MiB"
         there = next(each for each in (folder, *folder.parents) if each.exists())

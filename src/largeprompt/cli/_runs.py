@@ -33,7 +33,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
     from rich.table import Table
 
     from largeprompt import lab
-    from largeprompt.lab._forecast import number_of
+    from largeprompt.lab._forecast import plural
 
     folder = _opened(store)
     found, damaged = [], []
@@ -43,7 +43,7 @@ def _list(store: Folder = None, as_json: Json = False) -> None:
         except (lab.Damaged, OSError) as error:
             damaged.append(in_one_line(error))
     known = [{"hash": one.key, "status": one.stage, "step": one.step, **one.run.as_dict()} for one in found if one.run]
-    title = f"{number_of(len(found), 'run')} in {folder.location}"
+    title = f"{plural(len(found), 'run')} in {folder.location}"
     table = Table("hash", "run", "steps", "status", title=title, box=box.SIMPLE_HEAD)
     for run in found:
         status = run.stage if run.stage == "finished" else f"{run.stage} at step {run.step}"

@@ -122,7 +122,7 @@ def _print_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedu
     from rich.text import Text
 
     from largeprompt import lab
-    from largeprompt.lab._forecast import number_of
+    from largeprompt.lab._forecast import plural
 
     running = lab.running_runs(scheduler, store) if scheduler is not None else None
     found = lab.statuses(store, runs, running)
@@ -133,7 +133,7 @@ def _print_status(store: "AbstractStore", runs: "tuple[Run, ...] | None", schedu
         print_json([], {"store": store.location, "counts": counts, "runs": each})
         return
     of_each = ", ".join(f"{count} {stage}" for stage, count in counts.items()) or "none"
-    line = f"{number_of(len(found), 'run')} in {store.location}: {of_each}"
+    line = f"{plural(len(found), 'run')} in {store.location}: {of_each}"
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
     unfinished = [run for stage in ("failed", "running", "interrupted", "begun") for run in found if run.stage == stage]
     if not unfinished:

@@ -139,12 +139,12 @@ def _plain(expected: "Forecast", runs: int, jobs: int) -> dict[str, Any]:
 
 
 def _sentence(expected: "Forecast", runs: int, jobs: int, device: str) -> str:
-    from largeprompt.lab._forecast import duration, number_of
+    from largeprompt.lab._forecast import duration, plural
 
     if not expected.each:
-        return f"{number_of(runs, 'run')}, all in the store"
+        return f"{plural(runs, 'run')}, all in the store"
     there = f", {runs - len(expected.each)} in the store" if runs > len(expected.each) else ""
     sizes = f"{expected.memory / 2**20:.0f} MB of memory, {expected.disk / 2**20:.1f} MB of disk"
     at_a_time = "side by side on the GPU" if device == "gpu" else f"{jobs} at a time"
-    to_do = f"{number_of(len(expected.each), 'run')} to do{there}"
+    to_do = f"{plural(len(expected.each), 'run')} to do{there}"
     return f"{to_do}, {at_a_time}: about {duration(expected.seconds)}, {sizes}"

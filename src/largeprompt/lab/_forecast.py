@@ -155,9 +155,9 @@ def _makespan(seconds: list[float], jobs: int) -> float:
     return max(ends)
 
 
-def number_of(count: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """A count with its noun: `1 run`, `2 runs`."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ import xarray as xr
 from largeprompt import lab
 from largeprompt._device import DeviceName
 from largeprompt.lab import Interrupted, Progress, Run, Store
-from largeprompt.lab._forecast import number_of
+from largeprompt.lab._forecast import plural
 from largeprompt.paper.experiment import Computation, Needed
 
 
@@ -49,12 +49,12 @@ class Plan:
         """The cost in words."""
         there = len(self.runs) - len(self.seconds_of_run) + len(self.computations) - len(self.to_compute)
         known = f"; {there} are there already" if there else ""
-        computations = number_of(len(self.computations), "computation")
-        what = f"{number_of(len(self.runs), 'training run')} and {computations}{known}"
+        computations = plural(len(self.computations), "computation")
+        what = f"{plural(len(self.runs), 'training run')} and {computations}{known}"
         if not self.seconds_of_run and not self.to_compute:
             return f"{what}: nothing to compute"
         sizes = f"{self.memory / 2**20:.0f} MB of memory, {self.disk / 2**20:.0f} MB of disk"
-        cores = number_of(self.jobs, "core")
+        cores = plural(self.jobs, "core")
         where = f"the GPU and {cores}" if self.device == "gpu" else cores
         return f"{what}: about {lab.duration(self.seconds)} on {where}, {sizes}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from largeprompt.lab import duration
+from largeprompt.lab._forecast import duration, plural
 from largeprompt.paper.choice import Conventions
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -112,11 +112,6 @@ def conventions_of(settings: dict[str, Any]) -> str:
     differ = {name: value for name, value in own.items() if value != usual.get(name)}
     said = flat(differ, "conventions.").items()
     return "; ".join(f"{MEANING.get(name, name)}: {value}" for name, value in said)
-
-
-def plural(count: int, noun: str, many: str = "") -> str:
-    """A count with its noun."""
-    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
