@@ -98,7 +98,7 @@ class Errata(Computation):
 
     @property
     def seconds(self) -> float:
-        return 30.0
+        return 15.0
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         found = {key: dataclasses.asdict(each) for key, each in evidence().items()}

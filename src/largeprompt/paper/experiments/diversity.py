@@ -103,7 +103,7 @@ class Fits(Computation):
 
     @property
     def seconds(self) -> float:
-        return 4 + 1e-2 * self.fits[0] + 0.5 * self.fits[1]
+        return 4 + 1e-2 * self.fits[0] + 0.1 * self.fits[1]
 
     def _compute(self, progress: Progress) -> xr.Dataset:
         value, error = np.zeros((2, 2, len(self.taus), 2))

@@ -65,7 +65,7 @@ class Ladder(Computation):
 
     @property
     def seconds(self) -> float:
-        stiffness = 1 if self.covariance == ISOTROPIC else 7  # eigenvalues that differ make the valley long and steep
+        stiffness = 1 if self.covariance == ISOTROPIC else 2  # eigenvalues that differ make the valley long and steep
         return 8 + 3 * stiffness * len(self.lengths) * self.draws / 2**12
 
     @property

@@ -77,7 +77,7 @@ class Laws(AbstractStudies):
     @property
     def seconds(self) -> float:
         streamed = len(set(self.laws) - {"Gaussian", "KMS", UNSCALED})  # compiled again for each, and drawn whole
-        return 8 + streamed * (30 + 8e-7 * self.prompts * sum(self.lengths))
+        return 8 + streamed * (8 + 8e-7 * self.prompts * sum(self.lengths))
 
     @property
     def studies(self) -> dict[str, Study]:
